@@ -176,7 +176,7 @@ async def test_a_dumps_progress_that_could_not_be_recorded_is_recorded_before_th
     async with running(database, tmp_path) as fetcher:
         await eventually(reached(fetcher, 0))
         kept: list[str] = []
-        keep, settle = fetcher.book.keep, fetcher.dumps.settle
+        write, settle = fetcher.book.write, fetcher.dumps.settle
         due = [True]
 
         def refusing(content: bytes) -> None:
@@ -184,13 +184,13 @@ async def test_a_dumps_progress_that_could_not_be_recorded_is_recorded_before_th
                 kept.append("refused")
                 raise StoreError("no space left")
             kept.append(f"kept before {max(database.acks, default=0)}")
-            keep(content)
+            write(content)
 
         def settled(emitted: tuple[Emission, ...]) -> bool:
             settle(emitted)
             return bool(due) and due.pop()
 
-        monkeypatch.setattr(fetcher.book, "keep", refusing)
+        monkeypatch.setattr(fetcher.book, "write", refusing)
         monkeypatch.setattr(fetcher.dumps, "settle", settled)
         database.commit((1, "a"))
         await eventually(lambda: 1 in database.acks)

@@ -76,7 +76,7 @@ async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
         fetcher = relay.fetchers["gen"]
         body = {"sources": ["gen.*"]}
         with monkeypatch.context() as patch:
-            patch.setattr(dump_records, "keep_document", refuse)
+            patch.setattr(dump_records, "write_document", refuse)
             async with http.post("/v1/gen/dumps", json=body) as answer:
                 assert "No space left" in (await answer.json())["detail"]
             await eventually(lambda: [one.state for one in fetcher.book] == ["failed"])
@@ -92,7 +92,7 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
 ) -> None:
     refused: list[Path] = []
     has_room = False
-    write = fetcher_durability.keep_document
+    write = fetcher_durability.write_document
 
     def refuse(path: Path, content: bytes) -> None:
         if has_room:
@@ -101,7 +101,7 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
         refused.append(path)
         raise StoreError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr(fetcher_durability, "keep_document", refuse)
+    monkeypatch.setattr(fetcher_durability, "write_document", refuse)
     # The fetcher remembers the rules for columns beside the ring.
     text = f'{TEXT}exclude_columns = ["gen.events.payload"]\n'
     async with LocalRelay(config(tmp_path, text)) as relay:

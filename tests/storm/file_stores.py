@@ -36,7 +36,7 @@ from databus.relay.dumps.dump_records import DumpBook, new_dump
 from databus.relay.dumps.table_records import TableBook, TableRecord
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.processes.wakeup import WakeupReceiver, make_wakeup
-from databus.relay.ring.data_folder import DatabaseFolder, keep_document, read_document
+from databus.relay.ring.data_folder import DatabaseFolder, read_document, write_document
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_check import describe_ring
 from databus.relay.ring.schema_registry import Registry, RegistryReader
@@ -154,15 +154,15 @@ def build_relay(folder: Path) -> None:
             intake.complete = intake.ring.append(window, intake.complete)
         writer.sync()
         registry.close()
-    keep_document(place.resume_state, json.dumps({"gtid": "0-1-120"}).encode())
+    write_document(place.resume_state, json.dumps({"gtid": "0-1-120"}).encode())
     book = DumpBook(place.dumps)
     book.add(new_dump({"sources": ["shop.orders"], "chunk_rows": 500}))
     book.save()
     tables = TableBook(place.tables)
     tables.add(TableRecord("shop.lines", CaptureState.SUSPENDED, 71, "a statement"))
-    tables.keep(tables.content())
-    keep_document(place.open_window, b'{"window": 7, "after": {"scn": 6, "seq": 2}}')
-    keep_document(place.status, b'{"state": "streaming"}', durable=False)
+    tables.write(tables.content())
+    write_document(place.open_window, b'{"window": 7, "after": {"scn": 6, "seq": 2}}')
+    write_document(place.status, b'{"state": "streaming"}', durable=False)
 
 
 def read_relay(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class CaptureState(enum.StrEnum):
     FOLLOWED = "followed"
     """Applying the stream gives the table's content at the end of every window."""
     SUSPENDED = "suspended"
-    """The stream does not carry the table's changes, or not all of them."""
+    """The stream does not have the table's changes, or not all of them."""
     RESYNCHRONISING = "resynchronising"
     """The table's content is being compared and repaired, or dumped again."""
 

@@ -121,7 +121,7 @@ def test_the_tables_that_the_relay_does_not_follow_are_named(databus: Any, tmp_p
     book = TableBook(folder.tables)
     book.add(TableRecord("main.bad", CaptureState.SUSPENDED, 7, "it was [rebuilt]"))
     book.add(TableRecord("main.good", CaptureState.FOLLOWED, 5, "", published="resynchronising"))
-    book.keep(book.content())
+    book.write(book.content())
     done = databus("check", config)
     assert done.code == 0
     assert done.out.splitlines()[1:] == [

@@ -144,7 +144,7 @@ def test_what_stands_before_a_torn_window_is_noted_once_the_disk_has_room_again(
     whole = window(500, 300, 600)
     first = opened(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(intake_module, "keep_document", _full)
+        patch.setattr(intake_module, "write_document", _full)
         with pytest.raises(StoreError):
             first.take(Batch(window(11) + first_frames(whole, 25), (ITEMS,), 11))
     assert first.resume() == 11

@@ -202,17 +202,17 @@ async def test_how_far_a_dumps_reader_is_costs_no_write(
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
     kept: list[bytes] = []
-    keep = DumpBook.keep
+    write = DumpBook.write
 
     def counted(book: DumpBook, content: bytes) -> None:
-        keep(book, content)
+        write(book, content)
         kept.append(content)
 
     def on_disk() -> dict[str, Any]:
         dump: dict[str, Any] = json.loads(kept[-1])["dumps"][0]
         return dump
 
-    monkeypatch.setattr(DumpBook, "keep", counted)
+    monkeypatch.setattr(DumpBook, "write", counted)
     async with running(database, tmp_path):
         await eventually(lambda: (tmp_path / "shop" / "ring").exists())
         request = {"sources": ["*"], "chunk_rows": 4, "delay_ms": 3_600_000}

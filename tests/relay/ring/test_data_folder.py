@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from databus.common.errors import FormatError
-from databus.relay.ring.data_folder import keep_document, read_document
+from databus.relay.ring.data_folder import read_document, write_document
 
 
 def test_no_flipped_bit_and_no_cut_of_a_document_passes(tmp_path: Path) -> None:
     path = tmp_path / "tables.json"
     assert read_document(path) is None
     content = json.dumps({"v": 1, "tables": [{"source": "shop.orders", "since_scn": 71}]}).encode()
-    keep_document(path, content)
+    write_document(path, content)
     assert read_document(path) == content
     whole = path.read_bytes()
     damaged = [whole[:size] for size in range(len(whole))]

@@ -119,9 +119,9 @@ def test_a_record_that_is_kept_at_once_is_not_overwritten_by_what_was_packed_bef
     packed = book.content()
     record = TableRecord("shop.items", CaptureState.SUSPENDED, 7, "it has the column c again")
     book.add(record)
-    book.keep_at_once(packed, record)
-    book.keep(packed)
+    book.write_before_sync(packed, record)
+    book.write(packed)
     assert TableBook(path).get("shop.items") == record
     book.remove("shop.items")
-    book.keep(book.content())
+    book.write(book.content())
     assert TableBook(path).get("shop.items") is None

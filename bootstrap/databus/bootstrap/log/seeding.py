@@ -1,8 +1,8 @@
 """Seeding: every source is dumped through the relay once, and a record of which are whole.
 
 A source is ``unseeded`` until a dump was requested, ``dumping`` until the dump has ended and
-the log has passed its end, then ``seeded``.  The dump's rows meet the events in the log; both
-carry positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
+the log has passed its end, then ``seeded``.  The rows of the dump and the events in the log
+have positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
 until its copy has been compared with the database and repaired.  A source that the relay cannot
 read any more, because its table was dropped or lost its key, is ``gone`` until a dump succeeds.
 
@@ -157,8 +157,8 @@ class Seeder:
             return
         _LOG.info("dump %s of %s seeds %s", answer["id"], self.database, ", ".join(names))
         for name in names:
-            carried = {key: had for key, had in states[name].items() if key in ("error", "tries")}
-            states[name] = {**carried, "state": DUMPING, "dump": answer["id"], "rows": 0}
+            retained = {key: had for key, had in states[name].items() if key in ("error", "tries")}
+            states[name] = {**retained, "state": DUMPING, "dump": answer["id"], "rows": 0}
 
     async def _follow(self, dump: str, states: dict[str, dict[str, Any]], newest: Position) -> None:
         """Take over the state that the relay reports of a requested dump."""

@@ -159,10 +159,10 @@ class Block:
 
 
 def control_json(block: Block, index: int) -> dict[str, object]:
-    """The JSON object that a control frame carries.
+    """The JSON object in a control frame.
 
     Raises:
-        FormatError: it carries no such object.
+        FormatError: it has no such object.
     """
     frame = block.frame(index)
     try:

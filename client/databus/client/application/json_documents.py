@@ -1,6 +1,6 @@
 """JSON documents and PostgreSQL's arrays as Python objects, for ``Event.value``.
 
-Frames carry both as text.  A text that cannot be parsed stays text.
+Frames have both as text.  A text that cannot be parsed stays text.
 """
 
 from __future__ import annotations

@@ -402,7 +402,7 @@ def _schema_of(data: bytes) -> SourceSchema:
     try:
         return SourceSchema.from_json(json.loads(data))
     except (ValueError, TypeError) as error:
-        raise FormatError(f"a schema change carries no schema: {error}") from error
+        raise FormatError(f"a schema change has no schema: {error}") from error
 
 
 def _start_query(resume: Resume) -> dict[str, str]:

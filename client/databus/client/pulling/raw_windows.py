@@ -56,7 +56,7 @@ class RawSink:
         return False
 
     def report(self, states: Sequence[TableState]) -> None:
-        """Nothing: the frames carry the states."""
+        """Nothing: the frames have the states."""
 
     def cut(self, frame_count: int) -> None:
         """Never called, because nothing is replayed."""

@@ -19,7 +19,7 @@ from databus.common.frame.frame_format import Flag, FrameColumns, FrameView, Op
 from databus.common.frame.window_builder import WindowBuilder, end_of_window
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.capture.announced_definitions import AnnouncedDefinitions
-from databus.relay.ring.data_folder import DatabaseFolder, keep_document, read_document
+from databus.relay.ring.data_folder import DatabaseFolder, read_document, write_document
 from databus.relay.ring.ring import Ring, RingWriter
 from databus.relay.ring.schema_registry import Registry
 from databus.relay.sources.contract import Batch, RelayingSource, Source, Transaction
@@ -119,7 +119,7 @@ class Intake:
             return
         after = {"scn": self.complete.scn, "seq": self.complete.seq}
         content = json.dumps({"window": shown.scn, "after": after}).encode()
-        keep_document(self._open_window, content)
+        write_document(self._open_window, content)
         self._noted_scn = shown.scn
 
     def _last_frame(self) -> FrameView:
@@ -193,7 +193,7 @@ class Intake:
         if not self._last_is_row_of_dump:
             raise FormatError(
                 f"the window at {last} has not ended, and the source continues at {following}; "
-                f"its parents do not carry the same stream"
+                f"its parents do not have the same stream"
             )
         self.ring.discard_open()
         if self.in_window:

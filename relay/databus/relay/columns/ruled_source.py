@@ -263,7 +263,7 @@ class RuledSource:
         if column is None or not self._rules.names(f"{source}.{column}"):
             return error
         return UnsupportedChange(
-            f"{source}.{column} holds a value that cannot be carried; it is not shown, because a "
+            f"{source}.{column} holds a value that cannot be captured; it is not shown, because a "
             "rule concerns the column",
             source=source,
             column=column,
@@ -363,7 +363,7 @@ class RuledSource:
 
         Raises:
             BadRequest: rows were requested by keys of which only hashes are known.
-            UnsupportedChange: a rule does not fit the table, a value cannot be carried, or a row
+            UnsupportedChange: a rule does not fit the table, a value cannot be captured, or a row
                 is too large.
         """
         if request.is_of_whole_table:

@@ -15,7 +15,7 @@ from typing import Any
 
 from databus.common.checkpoint import Position, decode_position
 from databus.common.errors import BadCheckpoint, BadRequest, FormatError, NotFound
-from databus.relay.ring.data_folder import keep_document, read_document
+from databus.relay.ring.data_folder import read_document, write_document
 from databus.relay.serving.filter.predicate import parse_where
 
 DEFAULT_CHUNK_ROWS = 2000
@@ -277,8 +277,8 @@ class DumpBook:
             ring was synced.
         I2. Finished dumps beyond the newest ``KEPT_FINISHED`` are removed.
 
-    Owner: the fetcher's loop; only ``keep`` may be called in another thread.
-    Durability: when ``save`` or ``keep`` returns, the records are on disk.
+    Owner: the fetcher's loop; only ``write`` may be called in another thread.
+    Durability: when ``save`` or ``write`` returns, the records are on disk.
     Raises: StoreError, FormatError from the constructor if the file is damaged.
     """
 
@@ -332,8 +332,8 @@ class DumpBook:
 
     def save(self) -> None:
         """Write the records to disk."""
-        self.keep(self.content())
+        self.write(self.content())
 
-    def keep(self, content: bytes) -> None:
+    def write(self, content: bytes) -> None:
         """Write a result of ``content`` to disk."""
-        keep_document(self.path, content)
+        write_document(self.path, content)

@@ -234,7 +234,7 @@ class Resync:
         elif record.state != CaptureState.SUSPENDED:
             self._suspend_again(record, intake.resolved, why)
         record.returned = sorted({*record.returned, *names})
-        self.book.keep_at_once(self._written, record)
+        self.book.write_before_sync(self._written, record)
         self._changed.set()
 
     def _waits_for(self, record: TableRecord, what: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from databus.common.errors import FormatError
 from databus.common.table_state import CaptureState, TableState
-from databus.relay.ring.data_folder import keep_document, read_document
+from databus.relay.ring.data_folder import read_document, write_document
 
 _STORED_ROWS_REMAIN = "keeps_rows"
 """The name of ``rows_remain`` on disk."""
@@ -82,20 +82,20 @@ class TableBook:
     """All records of a database.
 
     Invariants:
-        I1. The file is never ahead of the ring's disk: ``keep`` gets a result of ``content`` from
-            before the ring was synced.  Only the record of ``keep_at_once`` may be ahead.
+        I1. The file is never ahead of the ring's disk: ``write`` gets a result of ``content`` from
+            before the ring was synced.  Only the record of ``write_before_sync`` may be ahead.
 
-    Owner: the fetcher's loop; only ``keep`` may be called in another thread, and ``content`` not
+    Owner: the fetcher's loop; only ``write`` may be called in another thread, and ``content`` not
         before it has ended.
-    Durability: when ``keep`` returns, the records are on disk.
+    Durability: when ``write`` returns, the records are on disk.
     Raises: StoreError, FormatError from the constructor if the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._records: dict[str, TableRecord] = {}
-        self._at_once: dict[str, dict[str, Any]] = {}
-        self._keeping = threading.Lock()
+        self._before_sync: dict[str, dict[str, Any]] = {}
+        self._write_lock = threading.Lock()
         content = read_document(path)
         if content is None:
             return
@@ -126,22 +126,24 @@ class TableBook:
 
     def content(self) -> bytes:
         """The file's content now."""
-        self._at_once.clear()
+        self._before_sync.clear()
         return json.dumps({"v": 1, "tables": [record.to_json() for record in self]}).encode()
 
-    def keep(self, content: bytes) -> None:
+    def write(self, content: bytes) -> None:
         """Write a result of ``content`` to disk."""
-        with self._keeping:
-            if self._at_once:
+        with self._write_lock:
+            if self._before_sync:
                 document = json.loads(content)
-                tables = {table["source"]: table for table in document["tables"]} | self._at_once
+                tables = {
+                    table["source"]: table for table in document["tables"]
+                } | self._before_sync
                 content = json.dumps({**document, "tables": list(tables.values())}).encode()
-            keep_document(self.path, content)
+            write_document(self.path, content)
 
-    def keep_at_once(self, content: bytes, record: TableRecord) -> None:
+    def write_before_sync(self, content: bytes, record: TableRecord) -> None:
         """Write a record to disk before the ring's next sync; the file had ``content`` before."""
-        self._at_once[record.source] = record.to_json()
-        self.keep(content)
+        self._before_sync[record.source] = record.to_json()
+        self.write(content)
 
 
 def shown(record: TableRecord, database: str, *, is_automatic: bool) -> TableState:

@@ -15,7 +15,7 @@ from databus.relay.capture.intake import Intake
 from databus.relay.dumps.dump_runner import DumpRunner
 from databus.relay.dumps.resync import Resync
 from databus.relay.processes.source_link import SourceLink
-from databus.relay.ring.data_folder import DatabaseFolder, keep_document
+from databus.relay.ring.data_folder import DatabaseFolder, write_document
 from databus.relay.sources import contract
 
 
@@ -76,12 +76,12 @@ class FetcherDurability:
             await self._sync(intake)
             if tables is not None:
                 # Before the resume state: a table that the source reads again is still named here.
-                await asyncio.to_thread(self._tables.book.keep, tables)
+                await asyncio.to_thread(self._tables.book.write, tables)
                 self._tables.written(tables)
             if resume_state != self._stored_resume_state:
                 # Not before the ring: the resume state must not be ahead of it.
                 await asyncio.to_thread(
-                    keep_document, self._folder.resume_state, resume_state.encode()
+                    write_document, self._folder.resume_state, resume_state.encode()
                 )
                 self._stored_resume_state = resume_state
             self._unsaved_dumps |= self._dumps.settle(emitted)
@@ -109,4 +109,4 @@ class FetcherDurability:
 
     async def _keep_dumps(self) -> None:
         book = self._dumps.book
-        await asyncio.to_thread(book.keep, book.content())
+        await asyncio.to_thread(book.write, book.content())

@@ -12,7 +12,7 @@ from typing import Any
 from databus.common.config import DatabaseConfig
 from databus.common.errors import DatabusError, to_problem
 from databus.relay.capture.intake import Intake
-from databus.relay.ring.data_folder import DatabaseFolder, keep_document
+from databus.relay.ring.data_folder import DatabaseFolder, write_document
 
 RATE_WINDOW_S = 5.0
 
@@ -103,4 +103,4 @@ class FetcherStatus:
 
     def write(self, document: dict[str, Any]) -> None:
         """Replace status.json."""
-        keep_document(self._folder.status, json.dumps(document).encode(), durable=False)
+        write_document(self._folder.status, json.dumps(document).encode(), durable=False)

@@ -98,7 +98,7 @@ class SocketName:
         self.close()
 
 
-def keep_document(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_document(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a document of one line at ``path`` atomically, with its CRC in a line before it."""
     replace_file(
         path, b"%b%08x\n%b" % (_SEAL, google_crc32c.value(content), content), durable=durable
@@ -106,7 +106,7 @@ def keep_document(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def read_document(path: Path) -> bytes | None:
-    """The content that ``keep_document`` wrote, also without a CRC (earlier releases); or None.
+    """The content that ``write_document`` wrote, also without a CRC (earlier releases); or None.
 
     Raises:
         FormatError: it was cut or damaged.

@@ -6,7 +6,7 @@ Every walk is total: whatever the bytes are, it ends, and it never leaves its ar
 
 A position is passed as three numbers, (high half of the scn, low half of the scn, seq), so
 that compiled (64-bit, signed) and undecorated (unbounded) code compare alike.  A frame whose
-length is odd is no frame but the pad that fills a lap of the ring up to its end: it carries the
+length is odd is no frame but the pad that fills a lap of the ring up to its end: it has the
 pad's magic and reaches to the end of the lap exactly, otherwise the bytes are damaged.
 """
 

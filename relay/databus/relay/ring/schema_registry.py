@@ -20,7 +20,7 @@ from typing import Any
 
 from databus.common.errors import FormatError, StoreError
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
-from databus.relay.ring.data_folder import keep_document, read_document
+from databus.relay.ring.data_folder import read_document, write_document
 from databus.relay.ring.returning_columns import ReturningColumns
 from databus.relay.ring.ring_file import sync_directory
 
@@ -259,7 +259,7 @@ class Registry:
         self._unsynced = b""
         if wanted:
             end = json.dumps({"bytes": self._synced_bytes}).encode()
-            keep_document(end_path(self.path), end)
+            write_document(end_path(self.path), end)
 
     def close(self) -> None:
         """Close the file."""

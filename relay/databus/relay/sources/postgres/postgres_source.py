@@ -283,7 +283,7 @@ class PostgresSource:
         await self._catalogue.wait_for_writers(table)
         table.schema(self._settings.special_values)
         if self._stream is not None:
-            self._stream.follow_only(source, table.oid)
+            self._stream.assign(source, table.oid)
         await self._suspended.resumption(source)
         self._resumed_from.add(source)
 
@@ -306,7 +306,7 @@ class PostgresSource:
         if self._stream is None or not self._published.is_gone(source):
             why = "a table of this name exists again" if self._stream else "it is not connected"
             raise SourceUnavailable(f"{source} cannot be given up: {why}")
-        self._stream.follow_only(source, NO_OID)
+        self._stream.assign(source, NO_OID)
         try:
             await self._suspended.resumption(source)
         except SourceUnavailable:
@@ -348,9 +348,9 @@ class PostgresSource:
         ]
         if self._stream is not None:
             status["encrypted"] = self._stream.encrypted
-            if self._stream.look_error:
+            if self._stream.discovery_error:
                 status["warnings"].append(
-                    f"the catalogue could not be compared: {self._stream.look_error}"
+                    f"the catalogue could not be compared: {self._stream.discovery_error}"
                 )
         if slot is not None:
             status["retained_bytes"] = slot.retained_bytes
@@ -448,7 +448,7 @@ class PostgresSource:
         publication = await self._required_publication()
         await self._look(wanted, publication, definitions, unpublished)
         if self._stream is not None:
-            self._stream.meet(self._published.oids)
+            self._stream.add_found(self._published.oids)
         name = self._settings.name
         for source, reason in unpublished.items():
             if source not in before:

@@ -350,7 +350,7 @@ def test_a_table_that_is_never_fit_does_not_prevent_others_from_being_resumed() 
     suspended.request_resume("public.other")
     suspended.request_resume("public.unfit")
     assembler.suspend_again("public.unfit", DefinitionGap("it is unlogged", rows_remain=False))
-    assert assembler.settle()
+    assert assembler.apply_suspensions()
     assert suspended.left_out == {"public.unfit"}
     assert not suspended.has_requests, "who has asked for the unfit one has to ask again"
 

@@ -44,10 +44,10 @@ _BLOB_NAMES = {1: "tinyblob", 2: "blob", 3: "mediumblob", 4: "longblob"}
 _PLAIN_NAMES = {DATE: "date", YEAR: "year", VECTOR: "vector", JSON: "json", GEOMETRY: "geometry"}
 _TEMPORAL_NAMES = {TIMESTAMP2: "timestamp", DATETIME2: "datetime", TIME2: "time"}
 _OLD_TEMPORAL = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
-_NOT_CARRIED = {**_OLD_TEMPORAL, 140: "BLOB COMPRESSED", 141: "VARCHAR COMPRESSED"}
+_UNSUPPORTED = {**_OLD_TEMPORAL, 140: "BLOB COMPRESSED", 141: "VARCHAR COMPRESSED"}
 
 ZERO_DATES_ADVICE = (
-    'zero_dates = "null" to carry such dates as null (not in a key), or "text" to carry all as text'
+    'zero_dates = "null" to capture such dates as null (not in a key), or "text" for all as text'
 )
 
 SPECIAL_NAMES = frozenset({"uuid", "inet6", "inet4", "json"})
@@ -145,7 +145,7 @@ def column_of(name: str, type_name: str, nullable: bool, zero_dates: str) -> Col
     kind = _KINDS.get(word[0]) if word else None
     if kind is None or "compressed" in type_name or type_name.startswith("vector("):
         raise UnsupportedChange(
-            f"column {name} has the type {type_name}, which cannot be carried; exclude its table "
+            f"column {name} has the type {type_name}, which is not supported; exclude its table "
             "through sources, or change the type"
         )
     precision = scale = 0
@@ -194,8 +194,8 @@ def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
             else "exclude its table through sources, or change the type"
         )
         raise UnsupportedChange(
-            f"{where} has the binlog type {code} ({_NOT_CARRIED.get(code, 'unknown')}), "
-            f"which cannot be carried: {advice}"
+            f"{where} has the binlog type {code} ({_UNSUPPORTED.get(code, 'unknown')}), "
+            f"which is not supported: {advice}"
         )
     return plain
 

@@ -67,7 +67,7 @@ class MySqlTable:
         """The table as consumers see it.
 
         Raises:
-            UnsupportedChange: it has no key, or a type that cannot be carried.
+            UnsupportedChange: it has no key, or a type that is not supported.
         """
         if self.unlogged:
             raise UnsupportedChange(f"{self.source}: {self.unlogged}")
@@ -83,7 +83,7 @@ class MySqlTable:
         """The columns as consumers see them.
 
         Raises:
-            UnsupportedChange: a type cannot be carried.
+            UnsupportedChange: a type is not supported.
         """
         for column in self.columns:
             if column.charset == "binary" and "?" in column.type_name:
@@ -115,7 +115,7 @@ def visible(connection: MySqlConnection, sources: Collection[str]) -> dict[str, 
 
 
 def carried_schemas(tables: Iterable[MySqlTable], zero_dates: str) -> list[SourceSchema]:
-    """The schemas of these tables; one that cannot be carried is left out."""
+    """The schemas of these tables; one with an unsupported type is left out."""
     found = []
     for table in tables:
         with contextlib.suppress(UnsupportedChange):
@@ -128,7 +128,7 @@ def require_readable(catalogue: Catalogue, source: str, zero_dates: str) -> None
 
     Raises:
         UnknownSource: the account cannot see it.
-        UnsupportedChange: it has no key, or a type that cannot be carried.
+        UnsupportedChange: it has no key, or a type that is not supported.
     """
     if source not in catalogue:
         raise UnknownSource(f"there is no table {source}, or the relay's account cannot see it")

@@ -90,8 +90,8 @@ class RowCodec:
                 return None
             raise self._refusal(
                 index,
-                f'{error}; set special_values = "null" in the database\'s options to carry '
-                'such values as null (not in a key), or "text" to carry all of these types as text',
+                f'{error}; set special_values = "null" in the database\'s options to capture '
+                'such values as null (not in a key), or "text" for all of these types as text',
             ) from None
         except ValueError as error:
             raise self._refusal(index, str(error)) from None

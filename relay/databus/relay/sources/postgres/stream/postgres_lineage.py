@@ -1,7 +1,7 @@
-"""A server's history: its timeline, where earlier ones ended, and the commits in a slot's gap.
+"""A server's history: its timelines, the resume state, and the commits in a gap of the slot.
 
-A promoted standby continues under a new timeline, from some point of the old one.  Log positions
-are comparable only up to the point at which the two histories part.
+A promoted standby starts a new timeline at some LSN of the old one.  The LSNs of two timelines
+are comparable only up to that LSN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from databus.relay.sources.suspended_tables import TableSuspension
 LARGEST_GAP_BYTES = 1 << 30
 _FAILOVER_SINCE = 17_00_00
 
-# The extension's function may be in any schema; others may have the same name.
+# The extension can be in any schema, and another function can have the same name.
 _INSPECTOR_SQL = """
 SELECT n.nspname AS schema_name FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_depend d ON d.refobjid = e.oid AND d.deptype = 'e'
@@ -48,7 +48,7 @@ WHERE resource_manager = 'Transaction' AND record_type LIKE 'COMMIT%'
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The cluster that a server belongs to, and the timeline that it writes."""
+    """A server's system identifier and its current timeline."""
 
     system: str
     timeline: int
@@ -58,10 +58,10 @@ class Identity:
 class PostgresResumeState:
     """Everything besides a position that is needed to resume.
 
-    ``timeline`` is the one that the stream was read on, ``stopped`` are the tables that are passed
-    over, and ``announced`` are the schemas that consumers were told of last, as
-    ``AnnouncedSchemas`` encodes them.  ``published`` is what the publication was when the tables in
-    ``stopped`` were found to be all that it does not give whole.
+    ``timeline`` is the timeline of the stream.  ``suspended`` are the suspended tables.
+    ``announced`` are the schemas that were published last, as ``AnnouncedSchemas`` encodes them.
+    ``published`` is the publication; ``suspended`` has every table that it does not publish
+    completely.
     """
 
     timeline: int
@@ -71,7 +71,7 @@ class PostgresResumeState:
 
     def encode(self) -> str:
         """As JSON."""
-        # One that keeps its rows resumes at once, and has a record of the fetcher's by then.
+        # A table with ``rows_remain`` resumes after its transaction; the fetcher has its record.
         suspended = sorted(item for item in self.suspended.items() if not item[1].rows_remain)
         return json.dumps(
             {
@@ -105,10 +105,11 @@ def decode_resume_state(text: str) -> PostgresResumeState:
 
 
 async def identify(settings: PostgresSettings) -> Identity:
-    """The server's identity; it needs a replication session.
+    """The server's identity, by a replication connection.
 
     Raises:
-        SourceUnavailable: the server does not answer; PostgresError: it refuses the session.
+        SourceUnavailable: the server does not answer.
+        PostgresError: it refuses the connection.
     """
     connection = ReplicationConnection(settings, replication=True)
     try:
@@ -122,27 +123,27 @@ async def identify(settings: PostgresSettings) -> Identity:
 async def require_history(
     settings: PostgresSettings, now: Identity, timeline: int, after_scn: int
 ) -> None:
-    """Check that this server's history has everything that was read up to ``after_scn``.
+    """Check that this server's history includes everything that was read up to ``after_scn``.
 
     Raises:
-        SourcePositionLost: the server was promoted, or restored, without a part of it.
+        SourcePositionLost: the server was promoted or restored without a part of it.
     """
     if now.timeline == timeline:
         return
-    ended = await _ends(settings, now.timeline) if now.timeline > timeline else {}
+    ends = await _timeline_ends(settings, now.timeline) if now.timeline > timeline else {}
     position = flush_lsn(after_scn)
-    end = ended.get(timeline)
+    end = ends.get(timeline)
     if end is None or position > end:
-        told = f"left it at {format_lsn(end)}" if end is not None else "has nothing to do with it"
+        branch = f"branched off at {format_lsn(end)}" if end is not None else "is unrelated to it"
         raise SourcePositionLost(
-            f"{settings.address}: this server's history is not the one that the relay has read: it "
-            f"is at {format_lsn(position)} (scn {after_scn}) of timeline {timeline}, its timeline "
-            f"{now.timeline} {told}. It was promoted or restored without what came after; "
-            "begin a new stream, with another options.clock_name"
+            f"{settings.address}: this server's history is not the one that the relay has read: "
+            f"the relay is at {format_lsn(position)} (scn {after_scn}) of timeline {timeline}, and "
+            f"the server's timeline {now.timeline} {branch}. The server was promoted or restored "
+            "without the later changes; begin a new stream, with another options.clock_name"
         )
 
 
-async def _ends(settings: PostgresSettings, timeline: int) -> dict[int, int]:
+async def _timeline_ends(settings: PostgresSettings, timeline: int) -> dict[int, int]:
     """The LSN at which each earlier timeline ended."""
     connection = ReplicationConnection(settings, replication=True)
     try:
@@ -156,7 +157,7 @@ async def _ends(settings: PostgresSettings, timeline: int) -> dict[int, int]:
 
 
 def parse_history(text: str) -> dict[int, int]:
-    """A timeline's history file: by timeline, the LSN at which it was left."""
+    """The LSN at which each earlier timeline ended, from the history file of a timeline."""
     ends = {}
     for line in text.splitlines():
         fields = line.split("#")[0].split()
@@ -166,9 +167,9 @@ def parse_history(text: str) -> dict[int, int]:
 
 
 async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -> int | None:
-    """How many transactions committed between two positions; None if that cannot be determined.
+    """The number of transactions that committed between two LSNs; None if it is unknown.
 
-    The extension pg_walinspect (PostgreSQL 15 and later) reads the server's log.
+    Reads the WAL with the extension pg_walinspect (PostgreSQL 15 and later).
     """
     if not 0 <= stop_lsn - start_lsn <= LARGEST_GAP_BYTES:
         return None
@@ -184,16 +185,17 @@ async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -
 
 
 async def create_slot(settings: PostgresSettings) -> int:
-    """Create our slot; returns its start, after which every commit comes whole.
+    """Create the replication slot; returns its consistent point.
 
-    From PostgreSQL 17 on it is one that a standby with ``sync_replication_slots`` copies.
+    The stream has every transaction that commits after that LSN.  From PostgreSQL 17 on, a standby
+    with ``sync_replication_slots`` copies the slot.
     """
     connection = ReplicationConnection(settings, replication=True)
     try:
         await connection.connect()
         ((version,),) = await connection.query("SHOW server_version_num")
-        is_copied = int(version or b"0") >= _FAILOVER_SINCE
-        options = "(SNAPSHOT 'nothing', FAILOVER true)" if is_copied else "NOEXPORT_SNAPSHOT"
+        has_failover = int(version or b"0") >= _FAILOVER_SINCE
+        options = "(SNAPSHOT 'nothing', FAILOVER true)" if has_failover else "NOEXPORT_SNAPSHOT"
         rows = await connection.query(
             f"CREATE_REPLICATION_SLOT {quote(settings.slot)} LOGICAL pgoutput {options}"
         )

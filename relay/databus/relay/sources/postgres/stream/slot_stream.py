@@ -1,4 +1,4 @@
-"""Reads our slot and yields batches of windows, for as long as the connection lasts."""
+"""Reads the replication slot and yields batches of windows until the connection ends."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from databus.relay.sources.postgres.tables.table_definitions import DefinitionGa
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 _KEEP_ALIVE_S = 1.0
-# A server answers a request for a reply, unless it is decoding a large transaction.
-_ASK_AFTER_S = 10.0
+# The server answers a request for a reply, except while it decodes a large transaction.
+_REQUEST_REPLY_AFTER_S = 10.0
 _SILENCE_S = 60.0
 _QUIET_S = 1.0
 _RESOLVED_S = 0.05
@@ -65,7 +65,7 @@ _length = struct.Struct("!I").unpack_from
 _DATA, _XLOG, _KEEPALIVE, _ERROR = ord("d"), ord("w"), ord("k"), ord("E")
 _IGNORED = frozenset(b"SN")
 _BODY = 6
-"""Where a CopyData message's content begins: type, length, and the content's own type."""
+"""Offset of the content in a CopyData message: after its type, length and content type."""
 _CHANGE = _BODY + pgoutput_messages.XLOG_HEADER_BYTES
 
 _log = logging.getLogger(__name__)
@@ -76,13 +76,11 @@ class SlotStream:
 
     Invariants:
         I1. The flush position sent to the server is that of the last ``ack``, never more.
-        I2. The server gets a status message every second, even while no batches are taken.
-        I3. A batch with a new suspension comes before the end of the transaction in which it
-            happened.
+        I2. The server gets a status message every second, even while no batch is taken.
+        I3. The batch with a new suspension comes before the end of the transaction that caused it.
 
-    ``resume_state`` is that of the stream so far; the tables in ``stopped`` are those
-    of it that have stopped before.  ``look_error`` is why the last look at the catalogue failed;
-    "": it did not.
+    ``resume_state`` and ``suspended`` are those at the start of this run.  ``discovery_error`` is
+    the error of the last discovery of tables; empty if it succeeded.
 
     Owner: one task iterates ``batches``; the rest is called in the same loop.
     Raises: SourcePositionLost, SourceUnavailable, FormatError.
@@ -111,9 +109,9 @@ class SlotStream:
         self._windows = self._assembler(0)
         self._received_lsn = 0
         self._acked_lsn = 0
-        self._with_leaves = (0, 0, PublishedTables())
+        self._leaves_cache = (0, 0, PublishedTables())
         self._tasks: list[asyncio.Task[None]] = []
-        self.look_error = ""
+        self.discovery_error = ""
 
     @property
     def encrypted(self) -> bool:
@@ -121,21 +119,24 @@ class SlotStream:
         return self._connection.encrypted
 
     def suspend_again(self, source: str, gap: DefinitionGap) -> None:
-        """Stop a table between two transactions: one of which nobody could read all, that the
-        publication does not give whole, or whose rows have changed with its definition."""
+        """Suspend a table after the transaction that is being read.
+
+        Its rows could not be read, the publication does not publish it completely, or its rows
+        changed with its definition.
+        """
         self._windows.suspend_again(source, gap)
 
-    def meet(self, oids: Mapping[str, int]) -> None:
-        """Record the tables that a look at the catalogue found."""
-        self._windows.meet(oids)
+    def add_found(self, oids: Mapping[str, int]) -> None:
+        """Record the tables that a discovery found."""
+        self._windows.add_found(oids)
 
     def truncated_by(self, oid: int) -> int | None:
-        """The transaction of the table's last TRUNCATE in the stream."""
+        """The xid of the table's last TRUNCATE in the stream."""
         return self._windows.truncated_by.get(oid)
 
     @property
     def resolved(self) -> int:
-        """An scn up to which every commit has come."""
+        """The scn up to which the stream has every commit."""
         return self._windows.resolved
 
     def take_leaves(self) -> dict[int, int]:
@@ -144,19 +145,19 @@ class SlotStream:
         self._windows.leaves.clear()
         return leaves
 
-    def follow_only(self, source: str, oid: int) -> None:
-        """From here on the source is this table, and none that had its name before."""
-        self._windows.follow_only(source, oid)
+    def assign(self, source: str, oid: int) -> None:
+        """From now on the source is this table, and no table that had its name before."""
+        self._windows.assign(source, oid)
 
     def ack(self, scn: int) -> None:
-        """Report to the server the position up to which it may discard the log."""
+        """Report to the server the LSN up to which it may discard the WAL."""
         lsn = flush_lsn(scn)
         if lsn > self._acked_lsn:
             self._acked_lsn = lsn
             self._report()
 
     async def close(self) -> None:
-        """Stop the helpers and the connection."""
+        """Stop the background tasks and close the connection."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -193,7 +194,7 @@ class SlotStream:
                     self._connection.consumed(block)
                 elif self._connection.silent_s >= _SILENCE_S:
                     await self._require_sender()
-                self._windows.settle()
+                self._windows.apply_suspensions()
                 quiet_s = clock() - reported_at_s
                 due = quiet_s >= (_RESOLVED_S if self._windows.resolved > reported else _QUIET_S)
                 batch = self._batch()
@@ -204,13 +205,13 @@ class SlotStream:
             raise self._mapped(error) from error
 
     def _published_with_leaves(self) -> PublishedTables:
-        """The known publication, with partitions that no look has found yet."""
+        """The publication, with the partitions that no discovery has found yet."""
         published, leaves = self._published(), self._windows.leaves
         if not leaves:
             return published
-        if self._with_leaves[:2] != (id(published), len(leaves)):
-            self._with_leaves = (id(published), len(leaves), published.with_partitions(leaves))
-        return self._with_leaves[2]
+        if self._leaves_cache[:2] != (id(published), len(leaves)):
+            self._leaves_cache = (id(published), len(leaves), published.with_partitions(leaves))
+        return self._leaves_cache[2]
 
     def _is_behind(self) -> bool:
         """Whether the commit that came last is old by this machine's clock.
@@ -221,10 +222,10 @@ class SlotStream:
         return time.time_ns() // 1000 - self._windows.commit_us > _BEHIND_US
 
     async def _require_sender(self) -> None:
-        """Check a server that has not replied for long: it may be busy.
+        """Check the WAL sender of a server that has been silent for long: it may be busy.
 
         Raises:
-            SourceUnavailable: it does not answer at all, or its sender waits for the relay.
+            SourceUnavailable: the WAL sender is gone, or it waits for the relay.
         """
         sql = WORK_SQL.format(process=self._connection.server_process)
         rows = await self._catalogue.fetch(sql)
@@ -246,10 +247,10 @@ class SlotStream:
         )  # fmt: skip
 
     def _batch(self) -> Batch:
-        """A batch of the gathered frames with the resume state."""
+        """A batch of the packed frames, with the resume state."""
         windows, persist_first = self._windows, self._windows.suspensions_changed
         announced = windows.announced.encode()
-        # What a look at the publication has found is known when its tables have stopped.
+        # A changed publication is saved only together with the suspensions that it causes.
         published = (
             self._resume_state.published
             if windows.has_pending_suspensions
@@ -271,7 +272,7 @@ class SlotStream:
     # -- messages
 
     async def _read(self, block: memoryview) -> AsyncGenerator[Batch, None]:
-        """Feed a block's messages; batches come where enough has gathered."""
+        """Feed a block's messages; yields a batch whenever PART_BYTES are packed."""
         windows, at, stop = self._windows, 0, len(block)
         array = np.frombuffer(block, dtype=np.uint8)
         while at < stop:
@@ -295,7 +296,7 @@ class SlotStream:
                 if root is None:
                     self._windows.learn(relation, table)
                 else:
-                    self._windows.pass_over_partition(relation, root)
+                    self._windows.skip_partition(relation, root)
         elif kind == _DATA and block[at + 5] == _KEEPALIVE:
             self._on_keepalive(pgoutput_messages.read_keepalive(bytes(block[at + _BODY : end])))
         elif kind == _ERROR:
@@ -319,12 +320,12 @@ class SlotStream:
             f"{self._settings.address} sent a message {kind!r} of {end - at} bytes in the stream"
         )
 
-    # -- helpers
+    # -- background tasks
 
     def _report(self) -> None:
         self._connection.send_status(
             max(self._received_lsn, self._acked_lsn), self._acked_lsn,
-            is_answered=self._connection.silent_s >= _ASK_AFTER_S,
+            is_answered=self._connection.silent_s >= _REQUEST_REPLY_AFTER_S,
         )  # fmt: skip
 
     async def _keep_alive(self) -> None:
@@ -337,10 +338,10 @@ class SlotStream:
             await asyncio.sleep(self._settings.discover_every_s)
             try:
                 await self._discover()
-                self.look_error = ""
+                self.discovery_error = ""
             except (DatabusError, asyncpg.PostgresError) as error:
-                self.look_error = str(error)
-                _log.warning("database %s: looking for new tables: %s", self._settings.name, error)
+                self.discovery_error = str(error)
+                _log.warning("database %s: discovery of tables: %s", self._settings.name, error)
 
     # -- start
 
@@ -355,35 +356,35 @@ class SlotStream:
                 f"slot {name} was invalidated by the server (wal_status {slot.wal_status}): it "
                 "had to retain more log than max_slot_wal_keep_size allows"
             )
-        await self._bridge(slot.confirmed_lsn, after_scn)
+        await self._require_no_missed_commit(slot.confirmed_lsn, after_scn)
 
     async def _recreate_slot(self, after_scn: int) -> None:
-        """Where the slot is gone: go on with a new one if nothing was committed meanwhile.
+        """Replace a slot that is gone, if nothing was committed meanwhile.
 
-        So it is after a standby was promoted before anybody wrote to it: servers before
-        PostgreSQL 17 do not carry slots over.
+        Before PostgreSQL 17 a promoted standby has no slots.  It is followed without a gap if
+        nothing was written to it before the relay connects.
         """
         name, wanted = self._settings.slot, flush_lsn(after_scn)
         try:
             begins_lsn = await create_slot(self._settings)
         except (PostgresError, asyncpg.PostgresError) as error:
-            raise SourcePositionLost(f"slot {name} is gone and cannot be made: {error}") from error
+            raise SourcePositionLost(f"slot {name} is gone; creating it: {error}") from error
         try:
-            await self._bridge(begins_lsn, after_scn)
+            await self._require_no_missed_commit(begins_lsn, after_scn)
         except SourcePositionLost as error:
             await self._catalogue.drop_slot()
             raise SourcePositionLost(
                 f"slot {name} does not exist on {self._settings.address}: it was dropped, or the "
                 "server is a promoted standby, which before PostgreSQL 17 has no slots; the "
-                f"changes after {format_lsn(wanted)} (scn {after_scn}) are no longer kept. "
-                f"A new slot would not do: {error.message}"
+                f"changes after {format_lsn(wanted)} (scn {after_scn}) are no longer retained. "
+                f"A new slot misses commits: {error.message}"
             ) from error
 
-    async def _bridge(self, begins_lsn: int, after_scn: int) -> None:
-        """Check that a slot that begins there lacks no commit after the relay's position.
+    async def _require_no_missed_commit(self, begins_lsn: int, after_scn: int) -> None:
+        """Check that no commit is between the relay's position and the start of the slot.
 
         Raises:
-            SourcePositionLost: it lacks commits, or that cannot be determined.
+            SourcePositionLost: there are commits, or that cannot be determined.
         """
         name, wanted = self._settings.slot, flush_lsn(after_scn)
         if begins_lsn <= wanted:
@@ -391,25 +392,25 @@ class SlotStream:
         commits = await commits_between(self._catalogue, wanted, begins_lsn)
         if commits == 0:
             _log.warning(
-                "database %s: slot %s begins at %s, behind our position %s; the server's log has "
-                "no commit between them, so nothing is missed",
+                "database %s: slot %s begins at %s, after the relay's position %s; the server's "
+                "WAL has no commit between them, so nothing is missed",
                 self._settings.name, name, format_lsn(begins_lsn), format_lsn(wanted),
             )  # fmt: skip
             return
         missed = (
             f"{commits} commits are missed"
             if commits is not None
-            else "whether commits are missed cannot be told: CREATE EXTENSION pg_walinspect "
-            "(PostgreSQL 15) would tell, while the log is still there"
+            else "it is unknown how many commits are missed: run CREATE EXTENSION pg_walinspect "
+            "(PostgreSQL 15 and later) and start the relay while the server still has that WAL"
         )
         raise SourcePositionLost(
-            f"slot {name} begins at {format_lsn(begins_lsn)}, behind our position "
-            f"{format_lsn(wanted)} (scn {after_scn}): it was created anew or advanced, and of "
-            f"{begins_lsn - wanted} bytes of log {missed}"
+            f"slot {name} begins at {format_lsn(begins_lsn)}, after the relay's position "
+            f"{format_lsn(wanted)} (scn {after_scn}): it was recreated or advanced. In "
+            f"{begins_lsn - wanted} bytes of WAL {missed}"
         )
 
     async def _start(self, after_scn: int) -> None:
-        """Connect and start; the server may need a moment to end our last connection."""
+        """Connect and start; retries while the last connection still holds the slot."""
         begin = format_lsn(flush_lsn(after_scn))
         command = start_replication_command(self._settings, begin)
         for tries_left in reversed(range(_BUSY_TRIES)):

@@ -1,8 +1,7 @@
 """The table of each source, and the name of each table in the stream.
 
-pgoutput describes a table by the name that it has at that position of the log.  The relay reads
-the catalogue at intervals.  So it misses a table that is renamed for a moment, and one that
-exists for a moment.  Pure.
+A Relation message has the name of the table at that LSN.  The relay reads the catalogue at
+intervals: it can miss a table that is renamed, or exists, for a moment.  Pure.
 """
 
 from __future__ import annotations
@@ -11,31 +10,31 @@ from collections.abc import Mapping
 
 
 class TableNames:
-    """The tables' oids by the sources that they are, and the names that the stream has for them.
+    """Which table each source is, and the name of each table in the stream.
 
-    Without ``known`` every table is the one that is meant by its name.  ``leaves`` are the
-    partitions that changes of their roots went to, with the roots, until the owner takes them.
+    Without ``known``, a source is every table that has its name.  ``leaves`` maps partitions that
+    received rows of a root to the root; the owner takes them out.
 
     Invariants:
-        I1. A source is one table at a time: changes of another one under its name are not its.
-        I2. A source is no table unless a look at the catalogue has found it.
+        I1. A source is one table at a time: it has no changes of another table with its name.
+        I2. A source is a table only after a discovery has found that table.
 
     Owner: the assembler.
     """
 
     def __init__(self, known: Mapping[str, int] | None = None) -> None:
-        self._is_known = known is not None
+        self._has_known = known is not None
         self._oids: dict[str, int] = {}
         self._sources: dict[int, set[str]] = {}
         self._described: dict[int, str] = {}
-        self._last: int | None = None
+        self._last_described: int | None = None
         self.leaves: dict[int, int] = {}
-        self.meet(known or {})
+        self.add_found(known or {})
 
-    def meet(self, found: Mapping[str, int]) -> bool:
-        """Record the tables that a look at the catalogue found: new names are theirs.
+    def add_found(self, found: Mapping[str, int]) -> bool:
+        """Record the tables that a discovery found; returns whether a source is new.
 
-        Whether any is.
+        A source that is known stays the table that it is.
         """
         new = {source: oid for source, oid in found.items() if source not in self._oids}
         for source, oid in new.items():
@@ -43,7 +42,7 @@ class TableNames:
         return bool(new)
 
     def assign(self, source: str, oid: int) -> bool:
-        """The source is this table from now on; whether it was another one."""
+        """From now on the source is this table; returns whether that is a change."""
         before = self._oids.get(source)
         if before == oid:
             return False
@@ -54,19 +53,22 @@ class TableNames:
         return True
 
     def describe(self, oid: int, name: str) -> None:
-        """The stream's changes of this table come under this name from now on."""
+        """Record a Relation message: from now on the table has this name in the stream."""
         self._described[oid] = name
-        self._last = oid
+        self._last_described = oid
 
     @property
-    def is_described_for(self) -> bool:
-        """Whether the next change shows what the last description was for."""
-        return self._last is not None
+    def expects_change(self) -> bool:
+        """Whether the last message was a Relation: its table, or its root, changes next."""
+        return self._last_described is not None
 
-    def changed(self, *oids: int) -> dict[str, str]:
-        """A change of this table comes, or of none that it names first.  The sources that lack
-        it, and why: those that are the table which was described for it, as its partition."""
-        leaf, self._last = self._last, None
+    def on_change(self, *oids: int) -> dict[str, str]:
+        """Record the message after a Relation; ``oids`` is the table that it changes, if any.
+
+        Returns the sources that miss this change, with the reason.  pgoutput describes a partition
+        before a change that comes under its root: a source that is the partition misses it.
+        """
+        leaf, self._last_described = self._last_described, None
         if leaf is None or not oids or leaf in oids:
             return {}
         (oid,) = oids
@@ -75,18 +77,18 @@ class TableNames:
         why = f"rows were written to it while it was a partition of {root}"
         return dict.fromkeys(self._sources.get(leaf, ()), why)
 
-    def is_meant(self, source: str, oid: int) -> bool:
-        """Whether changes of this table are those of the source."""
-        return self._oids.get(source, None if self._is_known else oid) == oid
+    def is_table_of(self, source: str, oid: int) -> bool:
+        """Whether the source is this table."""
+        return self._oids.get(source, None if self._has_known else oid) == oid
 
-    def strays(self, oid: int) -> dict[str, str]:
-        """The sources that lack the next change of this table, and why."""
+    def missed_by(self, oid: int) -> dict[str, str]:
+        """The sources that miss the next change of this table, with the reason."""
         name = self._described.get(oid)
         found = {
             source: f"rows were written to it while its name was {name}"
             for source in self._sources.get(oid, ())
             if name not in (None, source)
         }
-        if self._is_known and name is not None and name not in self._oids:
+        if self._has_known and name is not None and name not in self._oids:
             found[name] = "rows were written to it before the relay had found it in the catalogue"
         return found

@@ -1,9 +1,8 @@
 """Assembles pgoutput messages into windows of frames.  Pure: it does no I/O.
 
-The caller feeds blocks of messages in stream order.  What the compiled kernel cannot pack is
-packed here, message by message, with equal bytes; without numba this is the only path.  At a
-Relation message it pauses: the caller looks the table up in the catalogue and then calls
-``learn``.
+The caller feeds blocks of messages in stream order.  This module packs the messages that the
+compiled kernel cannot pack, with equal bytes; without numba it packs all of them.  At a Relation
+message it pauses: the caller reads the table's catalogue entry and then calls ``learn``.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from databus.relay.sources.postgres.tables.table_definitions import DefinitionGa
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 PART_BYTES = 1 << 20
-"""Frames are given out once so many bytes are packed, even if their window has not ended."""
+"""A batch ends after this many bytes, even inside a window."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,23 +60,22 @@ class WindowAssembler:
     """Packs one stream's transactions into windows.
 
     The scn of a window is the LSN where its commit record starts (docs/decisions/0011).  A
-    schema change is told in a window of its own: at scn - 1 if the window that first uses it
+    schema change has a window of its own: at scn - 1 if the window that first uses the schema
     has no event yet, at scn + 1 otherwise.  LSNs are multiples of 8, so both are free, and a
-    window that is read again has the same seqs whatever was told before it.
+    window that is read again has the same seqs whatever was announced before it.
 
     Invariants:
         I1. scns grow strictly; a window's events have the seqs 0, 1, 2, ...
-        I2. ``take`` gives whole frames, and with them or earlier every schema that they use.
-        I3. ``resolved`` is below the scn of every commit still to come, and not below that of
-            a window that has ended.
+        I2. ``take`` returns whole frames, and with them or earlier every schema that they use.
+        I3. ``resolved`` is below the scn of every commit still to come, and at or above the scn
+            of every window that has ended.
         I4. Between two calls the kernel's state and tables describe the stream so far.
         I5. A table without a key, or with a row that cannot be converted, is suspended: none of
             its rows is packed from that row on, until it resumes between two transactions.
 
-    ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
-    schemas that consumers were told of last, ``names`` the tables that a look at the catalogue
-    has found: what comes of another one under such a name is older, and was never asked for.
-    ``truncated_by`` are the transactions of the tables' last TRUNCATEs, by oid.
+    ``suspended`` are the suspended tables, ``announced`` the schemas that were published last,
+    ``names`` the tables that a discovery has found: changes of another table with such a name
+    are left out.  ``truncated_by`` has the xid of each table's last TRUNCATE, by oid.
 
     Owner: the task that reads the stream.
     Raises: FormatError; the assembler cannot be used after it.
@@ -104,16 +102,16 @@ class WindowAssembler:
         self._encoding = encoding
         self._codecs: dict[int, RowCodec | None] = {}
         self._partitions: dict[int, tuple[str, str]] = {}
-        self._unlearnt: dict[int, tuple[Relation, PostgresTable | None]] = {}
+        self._deferred_relations: dict[int, tuple[Relation, PostgresTable | None]] = {}
         self.suspended = suspended or SuspendedTables({})
         self.suspensions_changed = False
         self.announced = announced or AnnouncedSchemas()
         self._left_out = self.suspended.left_out
-        self._suspend_next: dict[str, DefinitionGap] = {}
+        self._pending_suspensions: dict[str, DefinitionGap] = {}
         self._by_source: dict[str, int] = {}
-        self._changed_after: dict[str, SourceSchema] = {}
+        self._schemas_after_window: dict[str, SourceSchema] = {}
         self.truncated_by: dict[int, int] = {}
-        self._before_next = (0, 0)
+        self._last_schema_window = (0, 0)
         self._new_schemas = NewSchemas()
         self._ready: list[bytes] = []
         self._ready_bytes = 0
@@ -132,7 +130,7 @@ class WindowAssembler:
 
     @property
     def resolved(self) -> int:
-        """An scn up to which every commit has been fed, and none will follow."""
+        """The scn up to which every commit has been fed."""
         return int(self._state[RESOLVED])
 
     @property
@@ -158,12 +156,14 @@ class WindowAssembler:
     def run(self, block: U8Array, at: int) -> int:
         """Let the kernel read a block's messages from ``at`` on, as far as it can.
 
-        Returns where it stopped: at the end, at a message that must be fed by hand, or where
-        enough has gathered to be taken.
+        Returns the offset where it stopped: at the end, at a message for ``feed``, or after
+        PART_BYTES of frames.
         """
-        if (self.suspended.has_requests or self._suspend_next) and not self.settle():
-            self._state[CHANGED_AFTER] = 1  # The commit comes by hand, and settles it.
-        if self._names.is_described_for and at < len(block):
+        if (
+            self.suspended.has_requests or self._pending_suspensions
+        ) and not self.apply_suspensions():
+            self._state[CHANGED_AFTER] = 1  # The kernel leaves the commit to ``_on_commit``.
+        if self._names.expects_change and at < len(block):
             self._suspend_leaves(bytes(block[at : at + pgoutput_messages.HEAD_BYTES]))
         if not self._compiled:
             return at
@@ -183,7 +183,7 @@ class WindowAssembler:
         return at
 
     def feed(self, kind: int, body: bytes) -> Relation | None:
-        """Read one pgoutput message; a Relation is returned, and ``learn`` must be called next."""
+        """Read one pgoutput message; the caller must call ``learn`` with a returned Relation."""
         handler = self._handlers.get(kind)
         if handler is not None:
             try:
@@ -195,7 +195,7 @@ class WindowAssembler:
             return None
         if kind == ord("R"):
             return pgoutput_messages.read_relation(body, self._encoding)
-        if kind in b"YOM":  # types, origins and logical messages carry no row
+        if kind in b"YOM":  # types, origins and logical messages have no row
             return None
         raise FormatError(f"pgoutput sent a message of unknown type {chr(kind)!r}")
 
@@ -205,14 +205,14 @@ class WindowAssembler:
             self._state[RESOLVED] = max(self.resolved, scn_before(wal_end))
 
     def learn(self, relation: Relation, table: PostgresTable | None) -> None:
-        """Go on with this table's new description, and what the catalogue adds to it."""
+        """Use a Relation message and the table's catalogue entry for the rows that follow."""
         codec, source, oid = None, relation.source, relation.oid
         self._names.describe(oid, source)
-        self._unlearnt.pop(oid, None)
+        self._deferred_relations.pop(oid, None)
         if not matches(source, self._globs):
             pass
-        elif not self._names.is_meant(source, oid):
-            self._unlearnt[oid] = relation, table  # Until it is: its name is another table's.
+        elif not self._names.is_table_of(source, oid):
+            self._deferred_relations[oid] = relation, table  # Another table has its name so far.
         else:
             try:
                 codec = RowCodec(
@@ -221,33 +221,37 @@ class WindowAssembler:
                     self._encoding,
                 )
             except UnsupportedChange as error:
-                # A description comes because a change of its table does, which is passed over.
+                # A Relation precedes a change of its table; that change is left out.
                 self._suspend(source, error.message)
-        self._use(oid, codec)
+        self._use_codec(oid, codec)
 
-    def meet(self, oids: Mapping[str, int]) -> None:
-        """Record the tables that a look at the catalogue found."""
-        if self._names.meet(oids):
-            self._steer_all()
+    def add_found(self, oids: Mapping[str, int]) -> None:
+        """Record the tables that a discovery found."""
+        if self._names.add_found(oids):
+            self._update_kernel_tables()
 
-    def follow_only(self, source: str, oid: int) -> None:
-        """A table is about to be read from its beginning: rows of the one that had its name before
-        may still come, and are not its."""
+    def assign(self, source: str, oid: int) -> None:
+        """From now on the source is this table: rows of an earlier one are left out."""
         if self._names.assign(source, oid):
-            self._steer_all()
+            self._update_kernel_tables()
 
-    def _strays(self, oid: int) -> dict[str, str]:
-        """The sources that are suspended by the next change of this table."""
-        strays = self._names.strays(oid).items()
+    def _missed_by(self, oid: int) -> dict[str, str]:
+        """The sources to suspend at the next change of this table, with the reason."""
+        return self._captured(self._names.missed_by(oid))
+
+    def _captured(self, reasons: dict[str, str]) -> dict[str, str]:
+        """Those of these sources that match the globs and are not left out."""
         return {
             source: why
-            for source, why in strays
+            for source, why in reasons.items()
             if source not in self._left_out and matches(source, self._globs)
         }
 
-    def pass_over_partition(self, relation: Relation, root: str) -> None:
-        """Go on without a partition.  It is described together with its root, under whose name
-        its changes come; one that comes under its own is not in what its root is told of."""
+    def skip_partition(self, relation: Relation, root: str) -> None:
+        """Record a partition: its changes come under the name of its root.
+
+        A change under the partition's own name suspends the root, which misses that change.
+        """
         self._names.describe(relation.oid, relation.source)
         self._codecs[relation.oid] = None
         self._tables.forget(relation.oid)  # The kernel leaves its changes to ``_codec``.
@@ -255,23 +259,22 @@ class WindowAssembler:
 
     @property
     def leaves(self) -> dict[int, int]:
-        """The partitions, with their roots, that rows went to since these were taken away."""
+        """The partitions, with their roots, that received rows since these were taken."""
         return self._names.leaves
 
     def _suspend_leaves(self, head: bytes) -> None:
-        """A message begins so behind a description: that of the change which this was for?"""
+        """Suspend partitions that are sources and miss the change whose message begins so."""
         oids = pgoutput_messages.changed_table(head)
-        found = self._names.changed(*oids) if oids is not None else {}
-        for source, why in found.items():
-            if source not in self._left_out and matches(source, self._globs):
-                self._suspend(source, why)
+        missed = self._names.on_change(*oids) if oids is not None else {}
+        for source, why in self._captured(missed).items():
+            self._suspend(source, why)
 
     def _suspend_root(self, oid: int) -> None:
         partition, root = self._partitions.pop(oid)
-        self._steer(oid)
+        self._update_kernel_table(oid)
         if matches(root, self._globs):
             why = (
-                f"changes of its partition {partition} came under that one's own name: the "
+                f"changes of its partition {partition} came under the partition's own name: the "
                 "publication was without publish_via_partition_root, or the table was attached"
             )
             self._suspend(root, why)
@@ -281,30 +284,32 @@ class WindowAssembler:
         if source in self.suspended.left_out:
             if not gap.rows_remain:
                 self.suspended.withdraw(source)
-            return  # Nothing of it is packed until it is read from its beginning.
-        before = self._suspend_next.get(source)
+            return  # None of its rows is packed until a dump reads the whole table.
+        before = self._pending_suspensions.get(source)
         if before is None or (before.rows_remain and not gap.rows_remain):
-            self._suspend_next[source] = gap
+            self._pending_suspensions[source] = gap
         self.suspended.withdraw(source)
 
     def redefine(self, source: str, gap: DefinitionGap) -> None:
-        """The table that is described next has another definition than before, by which its rows
-        may have other values: it is suspended since the transaction that is being read."""
+        """Suspend a table since the transaction that is being read.
+
+        Its next Relation has a new definition, by which its rows can have other values.
+        """
         self._suspend(source, gap.why, rows_remain=gap.rows_remain)
 
     @property
     def has_pending_suspensions(self) -> bool:
         """Whether a table will be suspended at the end of the transaction."""
-        return bool(self._suspend_next)
+        return bool(self._pending_suspensions)
 
-    def settle(self) -> bool:
-        """Between two transactions, resume and suspend tables as requested.
+    def apply_suspensions(self) -> bool:
+        """Between two transactions: suspend and resume tables as requested.
 
-        Returns False inside of one.
+        Returns False if a transaction is open.
         """
         if not self.is_idle:
             return False
-        for source, gap in self._suspend_next.items():
+        for source, gap in self._pending_suspensions.items():
             if source not in self.suspended.suspensions:
                 _log.warning("%s is suspended: %s", source, gap.why)
             if gap.rows_remain:
@@ -314,25 +319,24 @@ class WindowAssembler:
                     source, self.resolved, gap.why, waits_for=gap.waits_for
                 )
             self.suspensions_changed = True
-        self._suspend_next.clear()
-        # One that keeps its rows asks at once: a batch has to name it before.
+        self._pending_suspensions.clear()
+        # A table with ``rows_remain`` has a request at once: a batch must report it before.
         if self.suspended.has_requests and not self.suspensions_changed:
             self.suspended.resume_requested()
             self.suspensions_changed = True
         if self._left_out != self.suspended.left_out:
             self._left_out = self.suspended.left_out
-            self._steer_all()
+            self._update_kernel_tables()
         return True
 
     def _suspend(self, source: str, why: str, *, rows_remain: bool = False) -> None:
-        """Suspend a table from here on.  One with ``rows_remain`` is named, and its changes are not
-        left out."""
+        """Suspend a table from this change on; its changes are still packed if ``rows_remain``."""
         if source not in self.suspended.suspensions:
             _log.warning("%s is suspended: %s", source, why)
         self.suspended.suspend(source, self._scn(), why, rows_remain=rows_remain)
         self.suspensions_changed = True
         self._left_out = self.suspended.left_out
-        self._steer_all()
+        self._update_kernel_tables()
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames packed so far, and the schemas first used in them."""
@@ -361,16 +365,16 @@ class WindowAssembler:
         seq, commit_us = int(self._state[SEQ]), self.commit_us
         if seq:
             self._put(end_of_window(scn, seq, commit_us, seq, str(self._state[XID])))
-        if self._changed_after:
+        if self._schemas_after_window:
             scn += 1
-            for number, schema in enumerate(self._changed_after.values()):
+            for number, schema in enumerate(self._schemas_after_window.values()):
                 self._put(_schema_window(schema, scn, 2 * number, commit_us))
                 self.announced.put(schema)
-            self._changed_after.clear()
+            self._schemas_after_window.clear()
         self._state[CHANGED_AFTER] = 0
         self._state[RESOLVED] = scn
         self._state[IN_TRANSACTION] = 0
-        self.settle()
+        self.apply_suspensions()
 
     def _on_insert(self, body: bytes) -> None:
         change = pgoutput_messages.read_insert(body)
@@ -383,18 +387,18 @@ class WindowAssembler:
         codec = self._codec(change.oid)
         if codec is None or change.new is None:
             return
-        new = _filled(change, codec)
+        new = _with_unchanged_values(change, codec)
         before = change.old if change.old_kind == "O" else None
         new_key = codec.key(new)
         old_key = codec.key(change.old) if change.old_kind else new_key
         if old_key == new_key:
             self._event(Op.UPDATE, change.oid, new_key, before=before, after=new)
         elif UNCHANGED in new:
-            # Under its new key no consumer has what it could be filled from.
+            # No consumer has a row with the new key, from which the value could be copied.
             raise UnsupportedChange(
                 f"{codec.schema.source}.{codec.schema.columns[new.index(UNCHANGED)].name}: an "
-                "update changed a row's key and left this large value alone, which the server "
-                f"then does not send; ALTER TABLE {codec.schema.source} REPLICA IDENTITY FULL",
+                "update changed a row's key and not this large value, which the server does "
+                f"not send then; ALTER TABLE {codec.schema.source} REPLICA IDENTITY FULL",
                 source=codec.schema.source,
             )
         else:
@@ -425,30 +429,30 @@ class WindowAssembler:
         """The codec of the table's rows; None if they are left out."""
         if oid in self._partitions:
             self._suspend_root(oid)
-        for source, why in self._strays(oid).items():
+        for source, why in self._missed_by(oid).items():
             self._suspend(source, why)
-        if self._is_to_learn(oid):
-            self.learn(*self._unlearnt[oid])
+        if self._can_learn(oid):
+            self.learn(*self._deferred_relations[oid])
         try:
             codec = self._codecs[oid]
         except KeyError:
             raise FormatError(f"pgoutput sent a change of the undescribed table {oid}") from None
         if codec is None or codec.schema.source in self._left_out:
             return None
-        return codec if self._names.is_meant(codec.schema.source, oid) else None
+        return codec if self._names.is_table_of(codec.schema.source, oid) else None
 
-    def _is_to_learn(self, oid: int) -> bool:
-        """Whether the table has become the one that is meant since it was described."""
-        relation, _ = self._unlearnt.get(oid, (None, None))
-        return relation is not None and self._names.is_meant(relation.source, oid)
+    def _can_learn(self, oid: int) -> bool:
+        """Whether the source was assigned to this table after its Relation message."""
+        relation, _ = self._deferred_relations.get(oid, (None, None))
+        return relation is not None and self._names.is_table_of(relation.source, oid)
 
-    def _steer_all(self) -> None:
+    def _update_kernel_tables(self) -> None:
         for oid in self._codecs.keys() - self._partitions.keys():
-            self._steer(oid)
+            self._update_kernel_table(oid)
 
-    def _steer(self, oid: int) -> None:
-        """Let the kernel read the table's rows as ``_codec`` says."""
-        if self._strays(oid) or self._is_to_learn(oid):
+    def _update_kernel_table(self, oid: int) -> None:
+        """Set the kernel's table to the result of ``_codec``."""
+        if self._missed_by(oid) or self._can_learn(oid):
             return self._tables.forget(oid)  # The kernel leaves its changes to ``_codec``.
         codec = self._codec(oid)
         if codec is None:
@@ -473,7 +477,7 @@ class WindowAssembler:
         if codec.schema is not schema:
             # A null widened the schema: both images are written with the wider one.
             before_bytes = codec.row(before)[0] if before is not None else None
-            self._use(oid, codec)
+            self._use_codec(oid, codec)
         self._put(
             pack_frame(
                 op=op,
@@ -490,11 +494,11 @@ class WindowAssembler:
         )
         self._state[SEQ] += 1
 
-    def _use(self, oid: int, codec: RowCodec | None) -> None:
-        """Read this table's rows so from now on; tell a schema that is not the one before."""
+    def _use_codec(self, oid: int, codec: RowCodec | None) -> None:
+        """Use this codec for the table's rows from now on; announce a schema that is new."""
         self._codecs[oid] = codec
         self._partitions.pop(oid, None)
-        self._steer(oid)
+        self._update_kernel_table(oid)
         if codec is None:
             return
         schema = codec.schema
@@ -507,13 +511,13 @@ class WindowAssembler:
             return
         scn, commit_us = self._scn(), int(self._state[COMMIT_US])
         if self._state[SEQ]:
-            self._changed_after[schema.source] = schema
+            self._schemas_after_window[schema.source] = schema
             self._state[CHANGED_AFTER] = 1
         else:
-            before, seq = self._before_next
+            before, seq = self._last_schema_window
             seq = seq if before == scn - 1 else 0
             self._put(_schema_window(schema, scn - 1, seq, commit_us))
-            self._before_next = (scn - 1, seq + 2)
+            self._last_schema_window = (scn - 1, seq + 2)
             self.announced.put(schema)
 
     def _put(self, frames: bytes) -> None:
@@ -521,10 +525,10 @@ class WindowAssembler:
         self._ready_bytes += len(frames)
 
 
-def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
-    """The new row with what the old tuple knows of its unchanged values.
+def _with_unchanged_values(change: Change, codec: RowCodec) -> tuple[Value, ...]:
+    """The new row, with its unchanged values from the old tuple.
 
-    A whole old row knows all of them; an old key knows the key's columns.
+    A whole old row has all of them; an old key has the key's columns.
     """
     new = change.new or ()
     if not change.old_kind or UNCHANGED not in new:
@@ -537,7 +541,7 @@ def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
 
 
 def _schema_window(schema: SourceSchema, scn: int, seq: int, commit_us: int) -> bytes:
-    """A window that tells consumers of a new schema, with no event in it."""
+    """A window that announces a new schema, with no event in it."""
     window = WindowBuilder(scn, commit_us, seq)
     window.control(
         Op.SCHEMA_CHANGE,
