@@ -17,19 +17,18 @@ import secrets
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from databus.cli.demo.guardian import Guardian
 from databus.common.errors import MissingDependency, SourceUnavailable
+from databus.relay.sources.tls_contexts import client_context
 
 USER = "databus"
 PASSWORD = "databus"
@@ -290,15 +289,6 @@ class PrivateServer(ABC):
         return Path(named).absolute() if named else None
 
 
-@cache
-def _unverified_tls() -> ssl.SSLContext:
-    """Without it each connection reads the machine's certificates first."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 class MariaDBServer(PrivateServer):
     """A MariaDB with row format, full images and metadata, and strict GTIDs in one domain.
 
@@ -351,7 +341,7 @@ class MariaDBServer(PrivateServer):
             # A server that is killed may leave a connection that is never answered.
             read_timeout=150,
             ssl_disabled=self.product == "mariadb",
-            ssl=_unverified_tls(),
+            ssl=client_context(None, verifies=False, checks_name=False),
         )
 
     def create_database(self, name: str) -> None:

@@ -5,7 +5,8 @@ and MySQL), ``postgres``, ``sqlite``, ``chained`` (another relay) and ``generato
 They share: ``source_options`` (what ``options`` may hold), ``server_hosts`` (the servers that
 a URL names), ``row_buffers`` (a chunk's rows as buffers), ``avro_kernels`` (writes Avro),
 ``configured_keys`` (keys for tables that have none), ``suspended_tables`` (tables that the stream
-leaves out, with the reason), ``announced_schemas`` (the schemas that consumers have).
+leaves out, with the reason), ``announced_schemas`` (the schemas that consumers have) and
+``tls_contexts`` (TLS of connections to databases).
 
 To add a source: a folder here that implements ``contract``, and a line in
 ``capture/source_catalogue``.
