@@ -15,8 +15,7 @@ from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from databus.relay.columns.large_rows import MAX_KEY_BYTES, LargeRows, RowLimit, decode_large
-from databus.relay.sources.contract import Batch, Chunk
-from databus.relay.sources.generator.generator_source import GeneratorSnapshot
+from databus.relay.sources.contract import Batch, Chunk, ScnSnapshot
 from databus.relay.sources.row_buffers import Row, Rows
 from databus.relay.sources.suspended_tables import SuspendedTables
 
@@ -75,7 +74,7 @@ def test_a_frame_at_the_limit_goes_on_and_one_that_is_larger_does_not() -> None:
     assert sifted.has_suspended and list(found.large) == ["shop.wide"]
     with pytest.raises(UnsupportedChange, match=r"shop.wide: its row with the key \[3\] takes"):
         row = Row(WIDE.encode_key((3,)), WIDE.encode_row((3, "x" * (room + 6))))
-        found.require(Chunk(WIDE, Rows.of([row]), GeneratorSnapshot(1), [3], True))
+        found.require(Chunk(WIDE, Rows.of([row]), ScnSnapshot(1), [3], True))
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,11 @@ class SourceSchema:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return _crc_64_avro(text)
 
+    @property
+    def signed_fingerprint(self) -> int:
+        """The fingerprint's bits as a signed integer, for the kernels' tables."""
+        return self.fingerprint - (1 << 64) if self.fingerprint >> 63 else self.fingerprint
+
     @cached_property
     def key_columns(self) -> tuple[Column, ...]:
         """The key's columns in key order: all of them nullable, or none."""

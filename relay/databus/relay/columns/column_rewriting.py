@@ -241,8 +241,8 @@ class _KernelTables:
         self._blob = bytearray(b"\0")
         for plan in plans:
             line = [0] * kernels.T_FIELDS
-            line[kernels.T_BEFORE] = _signed(plan.before.fingerprint)
-            line[kernels.T_AFTER] = _signed(plan.after.fingerprint)
+            line[kernels.T_BEFORE] = plan.before.signed_fingerprint
+            line[kernels.T_AFTER] = plan.after.signed_fingerprint
             line[kernels.T_COLUMN] = len(self._columns)
             line[kernels.T_COLUMNS] = len(plan.columns)
             line[kernels.T_LEFT] = len(plan.after.columns)
@@ -339,7 +339,3 @@ def _keyed_sha256(key: bytes) -> tuple[Any, Any]:
     key = key.ljust(_BLOCK_BYTES, b"\0")
     inner, outer = (bytes(byte ^ pad for byte in key) for pad in (0x36, 0x5C))
     return hashlib.sha256(inner), hashlib.sha256(outer)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

@@ -107,7 +107,7 @@ class Extents:
             raise ReaderOvertaken(f"ring position {position} was overwritten, head {state.head}")
         while state.tail - position >= MIN_EXTENT_BYTES:
             lap_end = position - position % file.data_bytes + file.data_bytes
-            stop = min(state.tail, lap_end, _grid_line(position))
+            stop = min(state.tail, lap_end, grid_line(position, EXTENT_BYTES, MIN_EXTENT_BYTES))
             limit = stop if max_bytes is None else min(stop, position + max_bytes)
             if limit - position < MIN_EXTENT_BYTES:
                 return None
@@ -163,6 +163,6 @@ class Extents:
         return extent
 
 
-def _grid_line(position: int) -> int:
-    """Where an extent from ``position`` on should end: a grid line that is not too near."""
-    return (position + MIN_EXTENT_BYTES) // EXTENT_BYTES * EXTENT_BYTES + EXTENT_BYTES
+def grid_line(position: int, grid_bytes: int, least_bytes: int) -> int:
+    """Where a part from ``position`` on should end: a grid line that is not too near."""
+    return (position + least_bytes) // grid_bytes * grid_bytes + grid_bytes

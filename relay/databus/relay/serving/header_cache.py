@@ -20,7 +20,7 @@ from databus.common.frame.frame_format import HEADER_BYTES, Buffer, FrameColumns
 from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_reader import RingReader
-from databus.relay.serving.extents import Head
+from databus.relay.serving.extents import Head, grid_line
 
 CACHE_PART_BYTES = 4 << 20
 MIN_CACHE_PART_BYTES = 64 << 10
@@ -124,7 +124,9 @@ class HeaderCache:
             raise ReaderOvertaken(f"ring position {position} was overwritten, head {state.head}")
         while state.tail - position >= MIN_CACHE_PART_BYTES:
             lap_end = position - position % file.data_bytes + file.data_bytes
-            stop = min(state.tail, lap_end, _grid_line(position))
+            stop = min(
+                state.tail, lap_end, grid_line(position, CACHE_PART_BYTES, MIN_CACHE_PART_BYTES)
+            )
             found = self._known.get((position, stop)) or self._list(ring, position, stop)
             if isinstance(found, CachedHeaders):
                 return found
@@ -171,10 +173,3 @@ class HeaderCache:
             self._kept_bytes -= self._known.pop(key).headers.nbytes
         self._known[start, limit] = cached_headers
         self._kept_bytes += cached_headers.headers.nbytes
-
-
-def _grid_line(position: int) -> int:
-    """Where headers from ``position`` on should end: a grid line that is not too near."""
-    return (
-        position + MIN_CACHE_PART_BYTES
-    ) // CACHE_PART_BYTES * CACHE_PART_BYTES + CACHE_PART_BYTES

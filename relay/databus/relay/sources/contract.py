@@ -63,6 +63,17 @@ class Snapshot(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ScnSnapshot:
+    """The snapshot just after the commit at ``high``."""
+
+    high: int
+
+    def sees(self, scn: int, txid: str) -> bool:
+        """See ``Snapshot``."""
+        return scn <= self.high
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows of one table in key order, read at one point of the source's clock.
 

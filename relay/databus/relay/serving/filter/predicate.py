@@ -24,7 +24,6 @@ from databus.common.errors import BadFilter
 from databus.common.http.request_parameters import nearest
 from databus.common.schema.source_schema import Column
 from databus.relay.serving.filter.predicate_values import (
-    Get,
     Operand,
     Row,
     arithmetic,
@@ -32,6 +31,7 @@ from databus.relay.serving.filter.predicate_values import (
     column,
     constant,
     negated,
+    or_null,
     text_literal,
     typed_literal,
     unified,
@@ -240,11 +240,11 @@ class Compiler:
         given = self.operand(node.this, depth + 1)
         name = _CALLS[type(node)]
         if given.kind == "bytes" and name == "length":
-            return Operand("int", _or_null(given.get, len))
+            return Operand("int", or_null(given.get, len))
         get = as_text(given, node.sql)
         if name == "length":
-            return Operand("int", _or_null(get, len))
-        return Operand("text", _or_null(get, str.lower if name == "lower" else str.upper))
+            return Operand("int", or_null(get, len))
+        return Operand("text", or_null(get, str.lower if name == "lower" else str.upper))
 
     def _truth(self, node: exp.Expr, depth: int) -> Test:
         if isinstance(node, exp.And | exp.Or):
@@ -286,7 +286,7 @@ class Compiler:
         if all(
             one.get is get and item.is_constant and item.value is not None for one, item in pairs
         ):
-            return _or_null(get, frozenset(right.value for _, right in pairs).__contains__)
+            return or_null(get, frozenset(right.value for _, right in pairs).__contains__)
         return _any([_compared(operator.eq, *pair) for pair in pairs])
 
     def _is(self, node: exp.Is, depth: int) -> Test:
@@ -307,7 +307,7 @@ class Compiler:
             )
         get = as_text(self.operand(node.this, depth + 1), node.sql)
         flags = re.IGNORECASE if isinstance(node, exp.ILike) else 0
-        test = _or_null(get, like_matcher(str(pattern.this), escape, flags))
+        test = or_null(get, like_matcher(str(pattern.this), escape, flags))
         return _not(test) if node.args.get("negate") else test
 
 
@@ -344,14 +344,6 @@ def _literal(node: exp.Expr) -> Operand:
     if node.args.get("is_string"):
         return text_literal(str(node.this))
     return typed_literal("NUMBER", str(node.this))
-
-
-def _or_null(get: Get, convert: Callable[[Any], Any]) -> Get:
-    def converted(row: Row) -> Any:
-        value = get(row)
-        return None if value is None else convert(value)
-
-    return converted
 
 
 def _compared(compare: Callable[[Any, Any], bool], left: Operand, right: Operand) -> Test:

@@ -24,7 +24,7 @@ from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from databus.relay.serving.filter import predicate_kernels as pk
 from databus.relay.serving.filter import text_kernels as tk
 from databus.relay.serving.filter.predicate import Compiler, Name, Predicate, flat, like_tokens
-from databus.relay.serving.filter.predicate_values import Operand, unified
+from databus.relay.serving.filter.predicate_values import Operand, as_float, unified
 
 MAX_DIGITS = 60
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -380,7 +380,7 @@ class _Writer:
             if operand.kind == "literal":
                 value = float(operand.value)
             elif operand.kind in ("int", "decimal", "float") and operand.value is not None:
-                value = _float(operand.value)
+                value = as_float(operand.value)
             else:
                 raise _NoInstructionError
             self._write(pk.PUSH_NUMBER, int(np.float64(value).view(np.int64)))
@@ -566,10 +566,3 @@ def _whole_number(value: Fraction) -> int:
 
 def _is_word(value: Fraction) -> bool:
     return _LEAST <= value <= _MOST
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf

@@ -178,13 +178,17 @@ def _in_utc(operand: Operand) -> Operand:
 def _converted(kind: str, operand: Operand, convert: Callable[[Any], Any]) -> Operand:
     if operand.is_constant:
         return constant(kind, None if operand.value is None else convert(operand.value))
-    get = operand.get
+    return Operand(kind, or_null(operand.get, convert))
+
+
+def or_null(get: Get, convert: Callable[[Any], Any]) -> Get:
+    """The converted value; null stays null."""
 
     def converted(row: Row) -> Any:
         value = get(row)
         return None if value is None else convert(value)
 
-    return Operand(kind, converted)
+    return converted
 
 
 def unified(left: Operand, right: Operand, where: Callable[[], str]) -> tuple[Operand, Operand]:
@@ -203,7 +207,7 @@ def unified(left: Operand, right: Operand, where: Callable[[], str]) -> tuple[Op
     if kinds <= set(_NUMBERS):
         if "float" not in kinds:
             return left, right
-        return _converted("float", left, _float), _converted("float", right, _float)
+        return _converted("float", left, as_float), _converted("float", right, as_float)
     if kinds <= set(_MOMENTS):
         left, right = (_midnight(side) if side.kind == "date" else side for side in (left, right))
         if left.kind != right.kind:
@@ -222,7 +226,8 @@ def _adapted(kind: str, text: str, where: Callable[[], str]) -> Any:
     return _read(kind, text)
 
 
-def _float(value: Any) -> float | None:
+def as_float(value: Any) -> float:
+    """The nearest float; infinity beyond the largest."""
     try:
         return float(value)
     except OverflowError:
@@ -282,7 +287,7 @@ def arithmetic(sign: str, left: Operand, right: Operand, where: Callable[[], str
         return constant("null", None)
     if "float" in kinds:
         kind, function = "float", _FLOAT[sign]
-        left, right = _converted("float", left, _float), _converted("float", right, _float)
+        left, right = _converted("float", left, as_float), _converted("float", right, as_float)
     elif "decimal" in kinds:
         kind, function = "decimal", _DECIMAL[sign]
     else:

@@ -32,6 +32,7 @@ from databus.relay.sources.contract import (
     ChunkRequest,
     Finding,
     Row,
+    ScnSnapshot,
     TableSize,
     raise_findings,
 )
@@ -121,17 +122,6 @@ def parse_url(url: str) -> Shape:
             advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(_LIMITS)}"
             raise ConfigError(f"generator: unknown parameter {name}={text}; {advice}")
     return Shape(**values)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GeneratorSnapshot:
-    """All windows up to ``high``."""
-
-    high: int
-
-    def sees(self, scn: int, txid: str) -> bool:
-        """Whether the window lies before the snapshot."""
-        return scn <= self.high
 
 
 class GeneratorSource:
@@ -266,7 +256,7 @@ class GeneratorSource:
             found = [pair for pair in pairs if pair[1] >= 0]
             missing = [[row] for row, event in pairs if event < 0]
             rows = [self._row(row, event) for row, event in found]
-            return Chunk(SCHEMA, Rows.of(rows), GeneratorSnapshot(scn), None, True, missing)
+            return Chunk(SCHEMA, Rows.of(rows), ScnSnapshot(scn), None, True, missing)
         after = self._id(request.after) if request.after else -1
         upto = self._id(request.upto) if request.upto else self.shape.keys - 1
         limit = min(request.limit, max(1, request.max_bytes // (1 + self.shape.payload_bytes)))
@@ -274,7 +264,7 @@ class GeneratorSource:
         done = len(found) < limit
         last_key = [found[-1][0]] if found else request.after
         rows = [self._row(row, event) for row, event in found]
-        return Chunk(SCHEMA, Rows.of(rows), GeneratorSnapshot(scn), last_key, done)
+        return Chunk(SCHEMA, Rows.of(rows), ScnSnapshot(scn), last_key, done)
 
     def _rows_after(self, after: int, stop: int, limit: int, count: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

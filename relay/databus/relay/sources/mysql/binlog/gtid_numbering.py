@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from databus.common.errors import SourcePositionLost
-from databus.relay.sources.contract import Snapshot
+from databus.relay.sources.contract import ScnSnapshot, Snapshot
 from databus.relay.sources.mysql.binlog.binlog_decoder import BinlogDecoder
 from databus.relay.sources.mysql.binlog.groups_without_scn import SuspendingGroup
 from databus.relay.sources.mysql.binlog.mysql_decoder import MySqlDecoder
@@ -112,17 +112,6 @@ _CONSISTENT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
 
 @dataclass(frozen=True, slots=True)
-class GtidSnapshot:
-    """The snapshot just after the commit with the sequence number ``high``."""
-
-    high: int
-
-    def sees(self, scn: int, txid: str) -> bool:
-        """Whether a commit is visible in the snapshot."""
-        return scn <= self.high
-
-
-@dataclass(frozen=True, slots=True)
 class DomainNumbering:
     """MariaDB: the sequence number within one domain is the scn."""
 
@@ -189,9 +178,9 @@ class DomainNumbering:
             file = str(location["binlog_snapshot_file"])
             yield LocatedSnapshot(file, int(location["binlog_snapshot_position"]))
 
-    def located(self, connection: MySqlConnection, snapshot: LocatedSnapshot) -> GtidSnapshot:
+    def located(self, connection: MySqlConnection, snapshot: LocatedSnapshot) -> ScnSnapshot:
         """The same snapshot with its GTID from the server, if the stream does not have it."""
-        return GtidSnapshot(
+        return ScnSnapshot(
             binlog_positions.scn_of_snapshot(
                 connection, snapshot.file, snapshot.offset, self.domain_id
             )

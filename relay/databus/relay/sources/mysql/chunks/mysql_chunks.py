@@ -13,7 +13,7 @@ import datetime as dt
 import decimal
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from databus.common.compiled.kernels import COMPILED
@@ -221,24 +221,17 @@ class _Reader:
                     null_zero=self._null_zero, max_bytes=request.max_bytes,
                 )  # fmt: skip
                 has_more = is_cut or space.count == limit
-                return space.rows(), last and self._last_key(last), has_more
+                return space.rows(), last and self._position(last, key_value), has_more
             except RowTextNeeded:
                 self._connection.as_text.add(schema.fingerprint)
         found, is_cut = self._select(conditions, limit, request.max_bytes, closes=True)
         has_more = is_cut or len(found) == limit
         if not schema.nullable_key:
-            last_key = self._position(found[-1]) if found else None
+            last_key = self._position(found[-1], _to_json) if found else None
             return Rows.of(map(self._row, found)), last_key, has_more
         # One row for each configured key: consumers see rows with equal keys as one row.
         rows = {row.key: row for row in map(self._row, found)}
         return Rows.of(rows.values()), [str(found[-1][-1])] if found else None, has_more
-
-    def _last_key(self, values: list[Any]) -> list[Any]:
-        numbers = iter(values[len(self._schema.columns) :])
-        return [
-            int(next(numbers)) if _is_list(column) else key_value(column, values[index])
-            for column, index in zip(self._key, self._key_indices, strict=True)
-        ]
 
     def end(self, request: ChunkRequest) -> list[Any] | None:
         order = ", ".join(quoted(column.name) for column in self._key)
@@ -368,11 +361,11 @@ class _Reader:
         key = self._schema.encode_key([values[index] for index in self._key_indices])
         return Row(key, self._schema.encode_row(values))
 
-    def _position(self, row: tuple[Any, ...]) -> list[Any]:
+    def _position(self, row: Sequence[Any], to_json: Callable[[Column, Any], Any]) -> list[Any]:
         """The key of a row as JSON; ENUM and SET by number, which is how they are ordered."""
         numbers = iter(row[len(self._schema.columns) :])
         return [
-            int(next(numbers)) if _is_list(column) else _to_json(column, row[index])
+            int(next(numbers)) if _is_list(column) else to_json(column, row[index])
             for column, index in zip(self._key, self._key_indices, strict=True)
         ]
 

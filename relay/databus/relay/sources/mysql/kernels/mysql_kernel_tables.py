@@ -82,7 +82,7 @@ class MySqlKernelTables:
         row[c.T_COLUMN], row[c.T_COLUMNS] = len(self._columns), len(coded)
         row[c.T_KEY], row[c.T_KEYS] = len(self._keys), len(mapped.key_indices)
         row[c.T_SOURCE] = mapped.schema.source_id
-        row[c.T_SCHEMA] = _signed(mapped.schema.fingerprint)
+        row[c.T_SCHEMA] = mapped.schema.signed_fingerprint
         row[c.T_EXTRA] = sum(code[c.C_EXTRA] for code in coded if code)
         self._columns += [code or [0] * c.COLUMN_FIELDS for code in coded]
         self._keys += mapped.key_indices
@@ -197,7 +197,3 @@ class MySqlKernelTables:
             self._lists += [len(self._blob), len(data)]
             self._blob += data
         return at
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

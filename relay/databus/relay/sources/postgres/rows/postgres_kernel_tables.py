@@ -85,7 +85,7 @@ class PostgresKernelTables:
             relations[number] = (
                 oid, 1 + schema.nullable_key, len(columns), len(names), len(keys),
                 len(schema.key), schema.source_id,
-                np.uint64(schema.fingerprint).astype(np.int64),
+                schema.signed_fingerprint,
             )  # fmt: skip
             columns += [_column(column, is_utf8=self._is_utf8) for column in schema.columns]
             keys += [names.index(name) for name in schema.key]
