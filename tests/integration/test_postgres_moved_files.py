@@ -46,7 +46,32 @@ SILENT = {
     "emptied and unlogged": ("TRUNCATE {t}; INSERT INTO {t} VALUES (1, 1), (2, 2)", *UNLOGGED),
     "unlogged with a new column": ("ALTER TABLE {t} ADD d int DEFAULT 7", *UNLOGGED),
 }
+OF_ONE_TRANSACTION = {
+    "filled": (*UNLOGGED[:1], "INSERT INTO {t} VALUES (3, 30)", UNLOGGED[2]),
+    "filled and written on": (*UNLOGGED, "INSERT INTO {t} VALUES (5, 50)"),
+    "filled before": ("INSERT INTO {t} VALUES (2, 1)", *UNLOGGED),
+    "emptied": ("INSERT INTO {t} VALUES (2, 1)", UNLOGGED[0], "DELETE FROM {t}", UNLOGGED[2]),
+    "granted": (*UNLOGGED, "GRANT SELECT ON {t} TO PUBLIC"),
+    "granted after a savepoint": (
+        "SAVEPOINT a", *UNLOGGED, "RELEASE a", "GRANT SELECT ON {t} TO PUBLIC",
+    ),
+    "truncated in a savepoint": ("SAVEPOINT a", "TRUNCATE {t}", "RELEASE a", *UNLOGGED),
+    "committed and updated": (*UNLOGGED, "COMMIT", "UPDATE {t} SET v = v + 1"),
+    "committed and packed": (*UNLOGGED, "COMMIT", "VACUUM FULL {t}"),
+    "committed and indexed": (*UNLOGGED, "COMMIT", "REINDEX TABLE {t}"),
+    "committed, and an ALTER rolled back": (
+        *UNLOGGED, "COMMIT", "BEGIN", "ALTER TABLE {t} SET (fillfactor = 50)", "ROLLBACK",
+    ),
+}  # fmt: skip
+"""What follows a TRUNCATE."""
 OF_PARTITIONS = {
+    "truncated and unlogged in one transaction": (
+        "BEGIN; TRUNCATE shop.parted;"
+        + LEAVES.format(how="UNLOGGED")
+        + "; INSERT INTO shop.parted VALUES (3, 30), (70, 70);"
+        + LEAVES.format(how="LOGGED")
+        + "; COMMIT",
+    ),
     "unlogged": (
         LEAVES.format(how="UNLOGGED"),
         "INSERT INTO shop.parted VALUES (3, 30); DELETE FROM shop.parted WHERE id = 2",
@@ -65,6 +90,13 @@ FOLLOWED = {
     "packed twice": ("VACUUM FULL {t}", "UPDATE {t} SET v = 12 WHERE id = 1", "VACUUM FULL {t}"),
     "emptied": ("TRUNCATE {t}",),
     "emptied and filled": ("TRUNCATE {t}; INSERT INTO {t} VALUES (1, 1), (5, 5)",),
+    "emptied late in a transaction": (
+        "CREATE TABLE shop._of_{name} (); TRUNCATE {t}; INSERT INTO {t} VALUES (1, 1), (5, 5); "
+        "GRANT SELECT ON {t} TO PUBLIC",
+    ),
+    "emptied with others": (
+        "CREATE TABLE shop._of_{name} (id int PRIMARY KEY); TRUNCATE shop._of_{name}, {t}",
+    ),
 }
 
 
@@ -111,6 +143,42 @@ async def test_what_is_written_to_a_table_while_it_is_unlogged_is_not_lost(
         db.execute("INSERT INTO shop.bare VALUES (9, 90); INSERT INTO shop.toasted VALUES (9, 90)")
         await eventually(lambda: equal(db, folder, dict.fromkeys(SOURCES, True)), 30, "followed")
         replica.close()
+
+
+async def test_a_truncate_does_not_explain_what_its_transaction_writes_to_an_unlogged_table(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Each way with tables of its own, all between two looks."""
+    db, folder = postgres_database, tmp_path / "shop"
+    ways: dict[str, tuple[str, ...]] = {}
+    for number, way in enumerate(OF_ONE_TRANSACTION.values()):
+        ways |= {f"shop.{kind}_{number}": way for kind in ("bare", "toasted")}
+    db.execute("CREATE SCHEMA shop")
+    for table in ways:
+        large = ", x text" if "toasted" in table else ""
+        db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v int{large})")
+    followed = dict.fromkeys(ways, True)
+    config = config_of(db, discover_every="5s", **of_kind(db, "of all tables"))
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        for table in ways:
+            db.execute(f"INSERT INTO {table} VALUES (1, 10), (2, 20)")
+        await eventually(lambda: equal(db, folder, followed), 30, "followed")
+        await looked(db, fetcher, "seen")
+        for table, way in ways.items():
+            connection = db.server.connect(db.name)
+            cursor = connection.cursor()
+            for statement in ("BEGIN", "TRUNCATE {t}", *way, "COMMIT"):
+                cursor.execute(statement.format(t=table))
+            connection.close()
+        replica = RingReplica(folder)
+        await eventually(
+            lambda: bool(replica.read()) or {s.source for s in replica.suspensions} >= {*ways},
+            60, "all are named",
+        )  # fmt: skip
+        replica.close()
+        await eventually(lambda: is_settled(fetcher), 30, "settled")
+        await eventually(lambda: equal(db, folder, followed), 30, "equal")
 
 
 @pytest.mark.parametrize("how", OF_PARTITIONS)

@@ -55,7 +55,7 @@ class MovedFiles:
         if not moved or published.gap(table, publication, definition) is not None:
             return moved
         by = stream.truncated_by(table.oid) if stream is not None else None
-        if by is not None and set(moved.values()) == {str(by)}:
+        if by is not None and moved.keys() <= await self._catalogue.truncated_by(moved, by):
             return ()  # Its rows went with an event, and nothing has moved it since.
         if table.source not in self._awaited:
             self._awaited[table.source] = await self._catalogue.written_scn()

@@ -126,6 +126,19 @@ SELECT EXISTS (
     WHERE pg_catalog.age(r.version) > pg_catalog.age($2::text::xid)) AS found
 """
 
+# A TRUNCATE takes the numbers of a table's and of its index's or TOAST table's new file directly
+# one after the other.  ALTER TABLE takes two more in between, for the row type of a table that it
+# creates and drops.  A file that the first command (cmin 0) of a transaction gave a table is not
+# from ALTER TABLE either: that creates the other table first.
+_TRUNCATED_SQL = """
+SELECT c.oid::bigint AS oid FROM pg_catalog.pg_class c
+WHERE c.oid = ANY ($1::bigint[]::oid[]) AND c.xmin = $2::text::xid
+AND (c.cmin = '0'::cid AND c.xmax = '0'::xid OR EXISTS (
+    SELECT FROM pg_catalog.pg_class f
+    WHERE f.relfilenode::bigint - c.relfilenode::bigint IN (1, 2) AND (f.oid = c.reltoastrelid
+        OR f.oid IN (SELECT i.indexrelid FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid))))
+"""
+
 _ROOT_SQL = """
 SELECT n.nspname AS schema_name, c.relname AS table_name
 FROM pg_catalog.pg_class p
@@ -348,6 +361,12 @@ class Catalogue:
                 return False
             return bool(row["found"])
         return False
+
+    async def truncated_by(self, oids: Collection[int], transaction: int) -> set[int]:
+        """Those of these tables to which a TRUNCATE of this transaction gave their file, and
+        nothing another one since."""
+        rows = await self.fetch(_TRUNCATED_SQL, list(oids), str(transaction))
+        return {int(row["oid"]) for row in rows}
 
     async def written_scn(self) -> int:
         """An scn below every future commit."""
