@@ -18,6 +18,7 @@ from tests.storm.prepared_statements import BINARY
 from tests.storm.replica import Row
 from tests.storm.servers import number
 from tests.storm.site import Column, Session, Site, TableFacts
+from tests.storm.spelling import quoted
 from tests.support.mysql_server import MySQLServer
 
 CAPTURED = ("storm", "storm_b")
@@ -320,10 +321,6 @@ class MySqlSite(Site):
     def file(self) -> Path:
         """What LOAD DATA reads."""
         return self._file
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _text(value: Any) -> str:

@@ -33,6 +33,11 @@ class Dialect:
     nested: bool = False
 
 
+def quoted(name: str) -> str:
+    """An identifier in backticks; ``respell`` writes it as the dialect has it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def respell(rng: random.Random, sql: str, dialect: Dialect, modes: Modes) -> str:
     """The same statement, written otherwise; identifiers in ``sql`` stand in backticks."""
     if rng.random() < 0.35:

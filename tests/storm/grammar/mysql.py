@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tests.storm.generator import Grammar, production
-from tests.storm.mysql_site import CAPTURED, OUTSIDE, MySqlSite, quoted
+from tests.storm.generator import production
+from tests.storm.grammar.row_words import RowWords
+from tests.storm.mysql_site import CAPTURED, OUTSIDE, MySqlSite
 from tests.storm.site import Column, TableFacts
-from tests.storm.spelling import Modes
+from tests.storm.spelling import Modes, quoted
 
 NAMES = (
     "t1", "t2", "t3", "t4", "t5", "T6", "order", "a-b", "with space", "Über", "back`tick", "t$1",
@@ -24,10 +25,11 @@ TEXTS = (
 )  # fmt: skip
 
 
-class MySqlWords(Grammar):
+class MySqlWords(RowWords):
     """What the productions of all files share."""
 
     site: MySqlSite
+    integers = ("int", "bigint", "smallint")
 
     def name(self, schema: str = "") -> str:
         """A name for something new, maybe one that is taken."""
@@ -74,10 +76,10 @@ class MySqlWords(Grammar):
         odd = "'back\\'" if modes.no_backslash else "'it\\'s back\\\\'"
         return self.pick(*TEXTS, odd)
 
-    def values(self, columns: Iterable[Column], number: int | None = None) -> str:
+    def values(self, columns: Iterable[Column], number: int) -> str:
         told = []
         for column in columns:
-            if column.is_key and number is not None and "char" not in column.type:
+            if column.is_key and "char" not in column.type:
                 told.append(str(number))
             elif column.is_automatic and self.chance(0.3):
                 told.append("NULL")
@@ -85,32 +87,10 @@ class MySqlWords(Grammar):
                 told.append(self.value(column))
         return f"({', '.join(told)})"
 
-    def listed(self, columns: Iterable[Column]) -> str:
-        return ", ".join(quoted(column.name) for column in columns)
-
-    def assignments(self, table: TableFacts) -> str:
-        columns = self.columns(table, key=False) or self.columns(table)
-        chosen = self.rng.sample(columns, min(len(columns), self.rng.randint(1, 2)))
-        return ", ".join(f"{quoted(one.name)} = {self.value(one)}" for one in chosen)
-
-    def condition(self, table: TableFacts) -> str:
-        column = self.rng.choice(table.columns)
-        if column.type in ("int", "bigint", "smallint"):
-            return f"{quoted(column.name)} % 3 = {self.rng.randint(0, 2)}"
-        return f"{quoted(column.name)} {self.pick('IS NOT NULL', 'IS NULL')}"
-
     def insert(self, table: TableFacts, rows: int = 1, verb: str = "INSERT INTO") -> str:
-        columns = self.columns(table)
-        first = self.rng.randint(1, 60)
-        values = ", ".join(self.values(columns, first + at) for at in range(rows))
-        return f"{verb} {self.full(table)} ({self.listed(columns)}) VALUES {values}"
+        return f"{verb} {self.inserted(table, rows)}"
 
-    def any_dml(self, table: TableFacts) -> str:
-        kind = self.rng.randrange(4)
-        if kind == 0:
-            return f"UPDATE {self.full(table)} SET {self.assignments(table)}"
-        if kind == 1:
-            return f"DELETE FROM {self.full(table)} WHERE {self.condition(table)}"
+    def inserted_or_ignored(self, table: TableFacts) -> str:
         return self.insert(table, verb=self.pick("INSERT IGNORE INTO", "REPLACE INTO"))
 
 

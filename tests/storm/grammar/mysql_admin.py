@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from tests.storm.generator import production
 from tests.storm.grammar.mysql import MySqlRows
-from tests.storm.mysql_site import CAPTURED, RELAY, TABLESPACE, UNLOGGED, quoted
+from tests.storm.mysql_site import CAPTURED, RELAY, TABLESPACE, UNLOGGED
 from tests.storm.prepared_statements import BINARY
+from tests.storm.spelling import quoted
 
 
 class MySqlAdministration(MySqlRows):

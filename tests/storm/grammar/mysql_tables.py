@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from tests.storm.generator import production
 from tests.storm.grammar.mysql import TYPES
 from tests.storm.grammar.mysql_admin import MySqlAdministration
-from tests.storm.mysql_site import CAPTURED, OUTSIDE, quoted
+from tests.storm.mysql_site import CAPTURED, OUTSIDE
 from tests.storm.site import TableFacts
+from tests.storm.spelling import quoted
 
 
 class MySqlGrammar(MySqlAdministration):

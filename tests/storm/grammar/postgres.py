@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tests.storm.generator import Grammar, production
+from tests.storm.generator import production
+from tests.storm.grammar.row_words import RowWords
 from tests.storm.postgres_site import CAPTURED, OUTSIDE, PostgresSite
 from tests.storm.site import Column, TableFacts
-from tests.storm.spelling import Dialect, Modes
+from tests.storm.spelling import Dialect, Modes, quoted
 
 NAMES = ("t1", "t2", "t3", "t4", "T6", "order", "a-b", "with space", "Über", 'quo"te', "p.q")
 TYPES = (
@@ -18,26 +19,22 @@ TYPES = (
 TEXTS = ("'plain'", "''", "'it''s'", "'TRUNCATE TABLE t1'", "$q$dollar$q$", "E'a\\tb'", "'☃'")
 
 
-def ticked(name: str) -> str:
-    """An identifier as the spelling expects it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-class PostgresWords(Grammar):
+class PostgresWords(RowWords):
     """What the productions of all files share."""
 
     site: PostgresSite
+    integers = ("integer", "bigint", "smallint")
     dialect = Dialect('"', hash_comments=False, executable=(), nested=True)
     plain_modes = Modes(no_backslash=True)
 
     def anywhere(self) -> str:
         schema = self.pick("", "", "", CAPTURED[1], OUTSIDE)
-        return (f"`{schema}`." if schema else "") + ticked(self.rng.choice(NAMES))
+        return (f"`{schema}`." if schema else "") + quoted(self.rng.choice(NAMES))
 
     def full(self, table: TableFacts) -> str:
         if table.schema == "public" and self.chance(0.6):
-            return ticked(table.name)
-        return f"`{table.schema}`.{ticked(table.name)}"
+            return quoted(table.name)
+        return f"`{table.schema}`.{quoted(table.name)}"
 
     def value(self, column: Column) -> str:
         kind, rng = column.type, self.rng
@@ -78,32 +75,10 @@ class PostgresWords(Grammar):
         ]
         return f"({', '.join(told)})"
 
-    def listed(self, columns: Iterable[Column]) -> str:
-        return ", ".join(ticked(column.name) for column in columns)
-
-    def assignments(self, table: TableFacts) -> str:
-        columns = self.columns(table, key=False) or self.columns(table)
-        chosen = self.rng.sample(columns, min(len(columns), self.rng.randint(1, 2)))
-        return ", ".join(f"{ticked(one.name)} = {self.value(one)}" for one in chosen)
-
-    def condition(self, table: TableFacts) -> str:
-        column = self.rng.choice(table.columns)
-        if column.type in ("integer", "bigint", "smallint"):
-            return f"{ticked(column.name)} % 3 = {self.rng.randint(0, 2)}"
-        return f"{ticked(column.name)} {self.pick('IS NOT NULL', 'IS NULL')}"
-
     def insert(self, table: TableFacts, rows: int = 1, end: str = " ON CONFLICT DO NOTHING") -> str:
-        columns = self.columns(table)
-        first = self.rng.randint(1, 60)
-        values = ", ".join(self.values(columns, first + at) for at in range(rows))
-        return f"INSERT INTO {self.full(table)} ({self.listed(columns)}) VALUES {values}{end}"
+        return f"INSERT INTO {self.inserted(table, rows)}{end}"
 
-    def any_dml(self, table: TableFacts) -> str:
-        kind = self.rng.randrange(4)
-        if kind == 0:
-            return f"UPDATE {self.full(table)} SET {self.assignments(table)}"
-        if kind == 1:
-            return f"DELETE FROM {self.full(table)} WHERE {self.condition(table)}"
+    def inserted_or_ignored(self, table: TableFacts) -> str:
         return self.insert(table, 2)
 
 
@@ -118,7 +93,7 @@ class PostgresRows(PostgresWords):
     @production(3)
     def p_upsert(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
-            target = ", ".join(ticked(name) for name in table.key)
+            target = ", ".join(quoted(name) for name in table.key)
             end = f" ON CONFLICT ({target}) DO UPDATE SET {self.assignments(table)}"
             yield self.insert(table, 2, end) + self.pick("", " RETURNING *")
 
@@ -132,7 +107,7 @@ class PostgresRows(PostgresWords):
     @production(2)
     def p_update_key(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
-            key = ticked(table.key[0])
+            key = quoted(table.key[0])
             yield f"UPDATE {self.full(table)} SET {key} = {key} + 200 WHERE {key} < 4"
 
     @production(3)
@@ -155,10 +130,10 @@ class PostgresRows(PostgresWords):
         if table and other:
             yield (
                 f"MERGE INTO {self.full(table)} `x` USING {self.full(other)} `y` ON "
-                f"`x`.{ticked(table.key[0])} = `y`.{ticked(other.key[0])} "
+                f"`x`.{quoted(table.key[0])} = `y`.{quoted(other.key[0])} "
                 f"WHEN MATCHED THEN UPDATE SET {self.assignments(table)} "
-                f"WHEN NOT MATCHED THEN INSERT ({ticked(table.key[0])}) "
-                f"VALUES (`y`.{ticked(other.key[0])})"
+                f"WHEN NOT MATCHED THEN INSERT ({quoted(table.key[0])}) "
+                f"VALUES (`y`.{quoted(other.key[0])})"
             )
 
     @production(1.5)
@@ -166,7 +141,7 @@ class PostgresRows(PostgresWords):
         if table := self.some_table(with_key=True):
             others = [c for c in self.columns(table, key=False) if c.type == "text"][:1]
             if others:
-                columns = f"({ticked(table.key[0])}, {self.listed(others)})"
+                columns = f"({quoted(table.key[0])}, {self.listed(others)})"
                 yield f"COPY {self.full(table)} {columns} FROM '{self.site.file}'"
 
     # -- transactions

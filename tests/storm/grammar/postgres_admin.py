@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.storm.generator import production
-from tests.storm.grammar.postgres import PostgresRows, ticked
+from tests.storm.grammar.postgres import PostgresRows
 from tests.storm.postgres_site import PUBLICATION, RELAY, SLOT
+from tests.storm.spelling import quoted
 
 
 class PostgresAdministration(PostgresRows):
@@ -18,7 +19,7 @@ class PostgresAdministration(PostgresRows):
     def p_publication_cut(self) -> Iterator[str]:
         """A row filter, or a list of columns, in the publication that the relay reads."""
         if table := self.some_table(with_key=True):
-            key = ticked(table.key[0])
+            key = quoted(table.key[0])
             cut = self.pick(f" WHERE ({key} > 5)", f" ({key})")
             yield f"ALTER PUBLICATION {PUBLICATION} DROP TABLE {self.full(table)}"
             yield f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {self.full(table)}{cut}"
@@ -117,7 +118,7 @@ class PostgresAdministration(PostgresRows):
     def p_constraint(self) -> Iterator[str]:
         table, other = self.some_table(), self.some_table(with_key=True)
         if table and other:
-            column = ticked(self.rng.choice(table.columns).name)
+            column = quoted(self.rng.choice(table.columns).name)
             name = f"`con{self.next_number()}`"
             yield f"ALTER TABLE {self.full(table)} " + self.pick(
                 f"ALTER {column} SET NOT NULL", f"ALTER {column} DROP NOT NULL",
@@ -133,7 +134,7 @@ class PostgresAdministration(PostgresRows):
     @production(1)
     def p_alter_several(self) -> Iterator[str]:
         if (table := self.some_table()) and (others := self.columns(table, key=False)):
-            column = ticked(self.rng.choice(others).name)
+            column = quoted(self.rng.choice(others).name)
             new = f"`m{self.rng.randint(1, 4)}`"
             yield (
                 f"ALTER TABLE {self.full(table)} DROP COLUMN {column}, ADD {new} text DEFAULT 'd', "
@@ -157,7 +158,7 @@ class PostgresAdministration(PostgresRows):
             new = f"`virt{self.rng.randint(1, 3)}`"
             yield (
                 f"ALTER TABLE {self.full(table)} ADD {new} int "
-                f"GENERATED ALWAYS AS ({ticked(table.key[0])} + 1) VIRTUAL"
+                f"GENERATED ALWAYS AS ({quoted(table.key[0])} + 1) VIRTUAL"
             )
             yield self.any_dml(table)
 
@@ -167,13 +168,13 @@ class PostgresAdministration(PostgresRows):
     def p_merge_that_deletes(self) -> Iterator[str]:
         table, other = self.some_table(with_key=True), self.some_table(with_key=True)
         if table and other:
-            key = f"`x`.{ticked(table.key[0])} = `y`.{ticked(other.key[0])}"
+            key = f"`x`.{quoted(table.key[0])} = `y`.{quoted(other.key[0])}"
             rest = ""
             if self.has(17):
                 rest = self.pick("", " WHEN NOT MATCHED BY SOURCE THEN DELETE", " RETURNING `x`.*")
             yield (
                 f"MERGE INTO {self.full(table)} `x` USING {self.full(other)} `y` ON {key} "
-                f"WHEN MATCHED AND `y`.{ticked(other.key[0])} > 2 THEN DELETE "
+                f"WHEN MATCHED AND `y`.{quoted(other.key[0])} > 2 THEN DELETE "
                 f"WHEN MATCHED THEN DO NOTHING{rest}"
             )
 
@@ -214,7 +215,7 @@ class PostgresAdministration(PostgresRows):
     @production(0.7)
     def p_view_with_trigger(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
-            name, key = f"`iv{self.next_number()}`", ticked(table.key[0])
+            name, key = f"`iv{self.next_number()}`", quoted(table.key[0])
             yield f"CREATE VIEW {name} AS SELECT * FROM {self.full(table)}"
             yield (
                 f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $fn$ BEGIN "
@@ -265,7 +266,7 @@ class PostgresAdministration(PostgresRows):
         if table := self.some_table(with_key=True):
             name = f"`inh{self.next_number()}`"
             yield f"CREATE TABLE {name} (LIKE {self.full(table)} INCLUDING ALL)"
-            yield f"INSERT INTO {name} ({ticked(table.key[0])}) VALUES (80)"
+            yield f"INSERT INTO {name} ({quoted(table.key[0])}) VALUES (80)"
             yield f"ALTER TABLE {name} INHERIT {self.full(table)}"
             yield f"UPDATE {self.full(table)} SET {self.assignments(table)}"
             yield f"ALTER TABLE {name} NO INHERIT {self.full(table)}"

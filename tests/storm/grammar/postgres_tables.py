@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tests.storm.generator import production
-from tests.storm.grammar.postgres import TYPES, ticked
+from tests.storm.grammar.postgres import TYPES
 from tests.storm.grammar.postgres_admin import PostgresAdministration
 from tests.storm.postgres_site import CAPTURED, MAKE_RELAY, MARK, OUTSIDE, PUBLICATION
 from tests.storm.site import TableFacts
+from tests.storm.spelling import quoted
 
 
 class PostgresGrammar(PostgresAdministration):
@@ -16,9 +17,9 @@ class PostgresGrammar(PostgresAdministration):
 
     def first(self) -> list[str]:
         names = ("t1", "t2", "t3", "t4", "a-b")
-        made = [self.created(ticked(name)) for name in names]
+        made = [self.created(quoted(name)) for name in names]
         made.append(self.created(f"`{OUTSIDE}`.`t1`"))
-        filled = [f"INSERT INTO {ticked(n)} (`id`) VALUES (1), (2), (3), (4)" for n in names]
+        filled = [f"INSERT INTO {quoted(n)} (`id`) VALUES (1), (2), (3), (4)" for n in names]
         relay = [MAKE_RELAY] if self.chance(0.4) else []
         given = self.given_publication(names, always=bool(relay))
         return [*made, *relay, *given, *filled]
@@ -32,7 +33,7 @@ class PostgresGrammar(PostgresAdministration):
         if self.has(15):
             kinds.append(f"TABLES IN SCHEMA {schemas}")
         if always:  # The relay cannot add a table.
-            kinds.append(f"TABLE {', '.join(ticked(name) for name in names)}, `{MARK}`.`mark`")
+            kinds.append(f"TABLE {', '.join(quoted(name) for name in names)}, `{MARK}`.`mark`")
         root = "publish_via_partition_root = true"
         return [f"CREATE PUBLICATION {PUBLICATION} FOR {self.pick(*kinds)} WITH ({root})"]
 
@@ -74,7 +75,7 @@ class PostgresGrammar(PostgresAdministration):
                 f"CREATE TABLE {name} AS SELECT * FROM {self.full(table)}",
                 f"SELECT * INTO {name} FROM {self.full(table)}",
             )
-            yield f"ALTER TABLE {name} ADD PRIMARY KEY ({ticked(table.key[0])})"
+            yield f"ALTER TABLE {name} ADD PRIMARY KEY ({quoted(table.key[0])})"
 
     @production(1)
     def p_temporary_and_unlogged(self) -> Iterator[str]:
@@ -127,7 +128,7 @@ class PostgresGrammar(PostgresAdministration):
     def p_rename_swap(self) -> Iterator[str]:
         table = self.some_table(with_key=True)
         if table and table.schema == "public":
-            name = ticked(table.name)
+            name = quoted(table.name)
             columns = self.listed(self.columns(table))
             yield "BEGIN"
             yield f"CREATE TABLE `swap` (LIKE {name} INCLUDING ALL)"
@@ -142,8 +143,8 @@ class PostgresGrammar(PostgresAdministration):
 
     def change(self, table: TableFacts) -> str:
         others = self.columns(table, key=False)
-        column = ticked(self.rng.choice(others or self.columns(table)).name)
-        new = ticked(self.pick("a", "b", "c", "d", "e", "neu", "x y", "Key"))
+        column = quoted(self.rng.choice(others or self.columns(table)).name)
+        new = quoted(self.pick("a", "b", "c", "d", "e", "neu", "x y", "Key"))
         type_ = self.rng.choice(TYPES)
         return self.pick(
             f"ADD COLUMN {new} {type_}",
@@ -167,7 +168,7 @@ class PostgresGrammar(PostgresAdministration):
     @production(1.5)
     def p_rename_column(self) -> Iterator[str]:
         if (table := self.some_table()) and (others := self.columns(table, key=False)):
-            column = ticked(self.rng.choice(others).name)
+            column = quoted(self.rng.choice(others).name)
             yield f"ALTER TABLE {self.full(table)} RENAME {column} TO `n{self.rng.randint(1, 5)}`"
 
     @production(1)
@@ -191,9 +192,9 @@ class PostgresGrammar(PostgresAdministration):
     @production(0.7)
     def p_key_changed(self) -> Iterator[str]:
         if (table := self.some_table(with_key=True)) and self.chance(0.7):
-            key = ticked(table.key[0])
+            key = quoted(table.key[0])
             yield f"ALTER TABLE {self.full(table)} ADD `k2` int NOT NULL DEFAULT 1"
-            name = ticked(f"{table.name}_pkey")
+            name = quoted(f"{table.name}_pkey")
             yield (
                 f"ALTER TABLE {self.full(table)} DROP CONSTRAINT {name}, "
                 f"ADD PRIMARY KEY ({key}, `k2`)"
@@ -205,7 +206,7 @@ class PostgresGrammar(PostgresAdministration):
             yield self.pick(
                 f"VACUUM FULL {self.full(table)}", f"VACUUM {self.full(table)}",
                 f"ANALYZE {self.full(table)}", f"REINDEX TABLE {self.full(table)}",
-                f"CLUSTER {self.full(table)} USING {ticked(table.name + '_pkey')}",
+                f"CLUSTER {self.full(table)} USING {quoted(table.name + '_pkey')}",
                 f"COMMENT ON TABLE {self.full(table)} IS 'TRUNCATE t1'", "CHECKPOINT",
             )  # fmt: skip
 
@@ -235,7 +236,7 @@ class PostgresGrammar(PostgresAdministration):
     def p_inheritance(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
             name = f"`heir{self.next_number()}`"
-            key = ticked(table.key[0])
+            key = quoted(table.key[0])
             yield f"CREATE TABLE {name} (PRIMARY KEY ({key})) INHERITS ({self.full(table)})"
             yield f"INSERT INTO {name} ({key}) VALUES (70), (71)"
             yield f"UPDATE {self.full(table)} SET {self.assignments(table)}"
@@ -268,7 +269,7 @@ class PostgresGrammar(PostgresAdministration):
             name = f"`tr{self.next_number()}`"
             yield (
                 f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $fn$ BEGIN "
-                f"DELETE FROM {self.full(other)} WHERE {ticked(other.key[0])} = 2; "
+                f"DELETE FROM {self.full(other)} WHERE {quoted(other.key[0])} = 2; "
                 "RETURN NULL; END $fn$"
             )
             yield (
@@ -286,7 +287,7 @@ class PostgresGrammar(PostgresAdministration):
             yield (
                 f"CREATE RULE {name} AS ON INSERT TO {self.full(table)} DO "
                 f"{self.pick('ALSO', 'INSTEAD')} DELETE FROM {self.full(other)} "
-                f"WHERE {ticked(other.key[0])} = 3"
+                f"WHERE {quoted(other.key[0])} = 3"
             )
             yield self.insert(table, 1, "")
             yield f"DROP RULE {name} ON {self.full(table)}"

@@ -6,16 +6,11 @@ from collections.abc import Iterator
 
 from tests.storm.generator import Grammar, production
 from tests.storm.site import Column, TableFacts
-from tests.storm.spelling import Dialect, Modes
+from tests.storm.spelling import Dialect, Modes, quoted
 from tests.storm.sqlite_site import SqliteSite
 
 NAMES = ("t1", "t2", "t3", "t4", "T6", "order", "a-b", "with space", "Über", "back`tick")
 TYPES = ("INT", "TEXT", "REAL", "BLOB", "VARCHAR(20)", "INTEGER")
-
-
-def ticked(name: str) -> str:
-    """An identifier as the spelling expects it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 class SqliteGrammar(Grammar):
@@ -29,8 +24,8 @@ class SqliteGrammar(Grammar):
 
     def first(self) -> list[str]:
         names = ("t1", "t2", "t3", "a-b")
-        filled = [f"INSERT INTO {ticked(n)} (`id`) VALUES (1), (2), (3), (4)" for n in names]
-        return [*(self.created(ticked(name)) for name in names), *filled]
+        filled = [f"INSERT INTO {quoted(n)} (`id`) VALUES (1), (2), (3), (4)" for n in names]
+        return [*(self.created(quoted(name)) for name in names), *filled]
 
     def created(self, name: str) -> str:
         columns = [f"`{c}` {self.rng.choice(TYPES)}" for c in "abcd"[: self.rng.randint(1, 4)]]
@@ -59,7 +54,7 @@ class SqliteGrammar(Grammar):
         return self.pick("'plain'", "''", "'it''s'", "'DELETE FROM t1'", "'☃'")
 
     def listed(self, table: TableFacts) -> str:
-        return ", ".join(ticked(column.name) for column in self.columns(table))
+        return ", ".join(quoted(column.name) for column in self.columns(table))
 
     def insert(self, table: TableFacts, rows: int = 1, verb: str = "INSERT INTO") -> str:
         first = self.rng.randint(1, 60)
@@ -72,20 +67,20 @@ class SqliteGrammar(Grammar):
             + ")"
             for at in range(rows)
         )
-        return f"{verb} {ticked(table.name)} ({self.listed(table)}) VALUES {values}"
+        return f"{verb} {quoted(table.name)} ({self.listed(table)}) VALUES {values}"
 
     def assignments(self, table: TableFacts) -> str:
         column = self.rng.choice(self.columns(table, key=False) or self.columns(table))
-        return f"{ticked(column.name)} = {self.value(column)}"
+        return f"{quoted(column.name)} = {self.value(column)}"
 
     def condition(self, table: TableFacts) -> str:
-        return f"{ticked(table.columns[0].name)} % 3 = {self.rng.randint(0, 2)}"
+        return f"{quoted(table.columns[0].name)} % 3 = {self.rng.randint(0, 2)}"
 
     def any_dml(self, table: TableFacts) -> str:
         return self.rng.choice(
             (
-                f"UPDATE {ticked(table.name)} SET {self.assignments(table)}",
-                f"DELETE FROM {ticked(table.name)} WHERE {self.condition(table)}",
+                f"UPDATE {quoted(table.name)} SET {self.assignments(table)}",
+                f"DELETE FROM {quoted(table.name)} WHERE {self.condition(table)}",
                 self.insert(table, 2, "INSERT OR IGNORE INTO"),
                 self.insert(table, 2, "REPLACE INTO"),
             )
@@ -106,20 +101,20 @@ class SqliteGrammar(Grammar):
     def p_replaced_by_another_key(self) -> Iterator[str]:
         """REPLACE removes rows that have the same value in a second unique index."""
         if (table := self.some_table(with_key=True)) and self.columns(table, key=False):
-            column = ticked(self.rng.choice(self.columns(table, key=False)).name)
+            column = quoted(self.rng.choice(self.columns(table, key=False)).name)
             name = f"`u{self.next_number()}`"
-            yield f"DELETE FROM {ticked(table.name)}"
+            yield f"DELETE FROM {quoted(table.name)}"
             yield self.insert(table)
-            yield f"CREATE UNIQUE INDEX {name} ON {ticked(table.name)} ({column})"
+            yield f"CREATE UNIQUE INDEX {name} ON {quoted(table.name)} ({column})"
             for _ in range(3):
                 yield self.insert(table, 1, "INSERT OR REPLACE INTO")
-            yield f"UPDATE OR REPLACE {ticked(table.name)} SET {self.assignments(table)}"
+            yield f"UPDATE OR REPLACE {quoted(table.name)} SET {self.assignments(table)}"
             yield f"DROP INDEX {name}"
 
     @production(3)
     def p_upsert(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
-            target = ticked(table.key[0])
+            target = quoted(table.key[0])
             change = f"DO UPDATE SET {self.assignments(table)}"
             yield f"{self.insert(table)} ON CONFLICT ({target}) {change}"
 
@@ -128,21 +123,21 @@ class SqliteGrammar(Grammar):
         if table := self.some_table():
             where = self.pick("", f" WHERE {self.condition(table)}")
             word = self.pick("", "", "OR REPLACE ", "OR IGNORE ")
-            yield f"UPDATE {word}{ticked(table.name)} SET {self.assignments(table)}{where}"
+            yield f"UPDATE {word}{quoted(table.name)} SET {self.assignments(table)}{where}"
 
     @production(2)
     def p_update_key(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
-            key = ticked(table.key[0])
+            key = quoted(table.key[0])
             word = self.pick("", "OR REPLACE ")
             step = self.pick("+ 200", "+ 1")
-            yield f"UPDATE {word}{ticked(table.name)} SET {key} = {key} {step} WHERE {key} < 9"
+            yield f"UPDATE {word}{quoted(table.name)} SET {key} = {key} {step} WHERE {key} < 9"
 
     @production(3)
     def p_delete(self) -> Iterator[str]:
         if table := self.some_table():
             where = self.pick("", f" WHERE {self.condition(table)}")
-            yield f"DELETE FROM {ticked(table.name)}{where}{self.pick('', ' RETURNING *')}"
+            yield f"DELETE FROM {quoted(table.name)}{where}{self.pick('', ' RETURNING *')}"
 
     @production(2)
     def p_transaction(self) -> Iterator[str]:
@@ -158,17 +153,17 @@ class SqliteGrammar(Grammar):
 
     @production(3)
     def p_create_table(self) -> Iterator[str]:
-        yield self.created(ticked(self.rng.choice(NAMES)))
+        yield self.created(quoted(self.rng.choice(NAMES)))
 
     @production(1)
     def p_create_as(self) -> Iterator[str]:
         if table := self.some_table():
-            name = ticked(self.rng.choice(NAMES))
-            yield f"CREATE TABLE {name} AS SELECT * FROM {ticked(table.name)}"
+            name = quoted(self.rng.choice(NAMES))
+            yield f"CREATE TABLE {name} AS SELECT * FROM {quoted(table.name)}"
 
     @production(1)
     def p_temporary_table(self) -> Iterator[str]:
-        name = ticked(f"temp{self.next_number()}")
+        name = quoted(f"temp{self.next_number()}")
         yield f"CREATE TEMP TABLE {name} (`id` INTEGER PRIMARY KEY)"
         yield f"INSERT INTO {name} VALUES (1)"
         yield f"DROP TABLE {name}"
@@ -176,23 +171,23 @@ class SqliteGrammar(Grammar):
     @production(2)
     def p_drop_and_create(self) -> Iterator[str]:
         if table := self.some_table():
-            yield f"DROP TABLE {ticked(table.name)}"
-            yield self.created(ticked(table.name))
-            yield f"INSERT INTO {ticked(table.name)} (`id`) VALUES (7), (8)"
+            yield f"DROP TABLE {quoted(table.name)}"
+            yield self.created(quoted(table.name))
+            yield f"INSERT INTO {quoted(table.name)} (`id`) VALUES (7), (8)"
 
     @production(2)
     def p_rename(self) -> Iterator[str]:
         if table := self.some_table():
-            yield f"ALTER TABLE {ticked(table.name)} RENAME TO {ticked(self.rng.choice(NAMES))}"
+            yield f"ALTER TABLE {quoted(table.name)} RENAME TO {quoted(self.rng.choice(NAMES))}"
 
     @production(2)
     def p_rebuilt(self) -> Iterator[str]:
         """The twelve steps of SQLite's manual for what ALTER TABLE cannot do."""
         if table := self.some_table(with_key=True):
-            new, name = f"`new_{self.next_number()}`", ticked(table.name)
+            new, name = f"`new_{self.next_number()}`", quoted(table.name)
             columns = self.columns(table)
             made = ", ".join(
-                ticked(c.name) + (" INTEGER PRIMARY KEY" if c.is_key else f" {c.type}")
+                quoted(c.name) + (" INTEGER PRIMARY KEY" if c.is_key else f" {c.type}")
                 for c in columns
             )
             yield "BEGIN IMMEDIATE"
@@ -207,8 +202,8 @@ class SqliteGrammar(Grammar):
     def p_alter_table(self) -> Iterator[str]:
         if table := self.some_table():
             others = self.columns(table, key=False) or self.columns(table)
-            column, new = ticked(self.rng.choice(others).name), f"`n{self.rng.randint(1, 6)}`"
-            yield f"ALTER TABLE {ticked(table.name)} " + self.pick(
+            column, new = quoted(self.rng.choice(others).name), f"`n{self.rng.randint(1, 6)}`"
+            yield f"ALTER TABLE {quoted(table.name)} " + self.pick(
                 f"ADD COLUMN {new} {self.rng.choice(TYPES)}", f"ADD {new} INT DEFAULT 7",
                 f"RENAME COLUMN {column} TO {new}", f"DROP COLUMN {column}",
                 f"ADD {new} INT AS (1 + 1) VIRTUAL",
@@ -221,8 +216,8 @@ class SqliteGrammar(Grammar):
             name = f"`tr{self.next_number()}`"
             when = self.pick("AFTER INSERT", "BEFORE UPDATE", "AFTER DELETE")
             yield (
-                f"CREATE TRIGGER {name} {when} ON {ticked(table.name)} BEGIN "
-                f"DELETE FROM {ticked(other.name)} WHERE {self.condition(other)}; END"
+                f"CREATE TRIGGER {name} {when} ON {quoted(table.name)} BEGIN "
+                f"DELETE FROM {quoted(other.name)} WHERE {self.condition(other)}; END"
             )
             yield self.any_dml(table)
             yield f"DROP TRIGGER IF EXISTS {name}"
@@ -231,10 +226,10 @@ class SqliteGrammar(Grammar):
     def p_view(self) -> Iterator[str]:
         if table := self.some_table():
             name = f"`v{self.next_number()}`"
-            yield f"CREATE VIEW {name} AS SELECT * FROM {ticked(table.name)}"
+            yield f"CREATE VIEW {name} AS SELECT * FROM {quoted(table.name)}"
             yield (
                 f"CREATE TRIGGER {name[:-1]}_i` INSTEAD OF DELETE ON {name} BEGIN "
-                f"DELETE FROM {ticked(table.name)} WHERE {self.condition(table)}; END"
+                f"DELETE FROM {quoted(table.name)} WHERE {self.condition(table)}; END"
             )
             yield f"DELETE FROM {name}"
             yield f"DROP VIEW {name}"
@@ -260,8 +255,8 @@ class SqliteGrammar(Grammar):
     def p_update_from(self) -> Iterator[str]:
         table, other = self.some_table(), self.some_table()
         if table and other and table.source != other.source:
-            name, there = ticked(table.name), ticked(other.name)
-            key, other_key = ticked(table.columns[0].name), ticked(other.columns[0].name)
+            name, there = quoted(table.name), quoted(other.name)
+            key, other_key = quoted(table.columns[0].name), quoted(other.columns[0].name)
             yield self.pick(
                 f"UPDATE {name} SET {self.assignments(table)} FROM {there} AS `y` "
                 f"WHERE {name}.{key} = `y`.{other_key}",
@@ -274,8 +269,8 @@ class SqliteGrammar(Grammar):
     def p_attached(self) -> Iterator[str]:
         """Another database in the same session, with tables of the same names."""
         if table := self.some_table():
-            other, name = f"`aux{self.next_number()}`", ticked(table.name)
-            key = ticked(table.columns[0].name)
+            other, name = f"`aux{self.next_number()}`", quoted(table.name)
+            key = quoted(table.columns[0].name)
             yield f"ATTACH DATABASE ':memory:' AS {other}"
             yield f"CREATE TABLE {other}.{name} AS SELECT * FROM main.{name}"
             yield f"DELETE FROM {other}.{name}"
@@ -289,27 +284,27 @@ class SqliteGrammar(Grammar):
         if table := self.some_table():
             name = f"`raise{self.next_number()}`"
             yield (
-                f"CREATE TRIGGER {name} BEFORE UPDATE ON {ticked(table.name)} "
-                f"WHEN NEW.{ticked(table.columns[0].name)} % 2 = 0 BEGIN "
+                f"CREATE TRIGGER {name} BEFORE UPDATE ON {quoted(table.name)} "
+                f"WHEN NEW.{quoted(table.columns[0].name)} % 2 = 0 BEGIN "
                 f"SELECT RAISE({self.pick('ABORT', 'FAIL', 'ROLLBACK')}, 'no'); END"
             )
-            yield f"UPDATE {ticked(table.name)} SET {self.assignments(table)}"
-            yield f"UPDATE {ticked(table.name)} SET {self.assignments(table)} WHERE 0"
+            yield f"UPDATE {quoted(table.name)} SET {self.assignments(table)}"
+            yield f"UPDATE {quoted(table.name)} SET {self.assignments(table)} WHERE 0"
             yield f"DROP TRIGGER IF EXISTS {name}"
 
     @production(0.5)
     def p_our_triggers_dropped(self) -> Iterator[str]:
         """A migration that drops every trigger that it finds."""
         if (table := self.some_table()) and (found := self.site.triggers(table.name)):
-            yield f"DROP TRIGGER {ticked(self.rng.choice(found))}"
+            yield f"DROP TRIGGER {quoted(self.rng.choice(found))}"
             yield self.any_dml(table)
 
     @production(0.5)
     def p_index(self) -> Iterator[str]:
         if table := self.some_table():
             name = f"`i{self.next_number()}`"
-            column = ticked(table.columns[-1].name)
-            yield f"CREATE INDEX {name} ON {ticked(table.name)} ({column}) WHERE {column} NOTNULL"
+            column = quoted(table.columns[-1].name)
+            yield f"CREATE INDEX {name} ON {quoted(table.name)} ({column}) WHERE {column} NOTNULL"
             yield f"DROP INDEX {name}"
 
     @production(0.3)
