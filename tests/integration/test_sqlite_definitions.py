@@ -293,6 +293,31 @@ async def test_a_table_that_loses_its_key_is_suspended_until_it_has_one(
         await _equal(shop, tmp_path)
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_table_that_gets_an_index_that_the_relay_cannot_read_is_suspended_until_it_is_gone(
+    shop: sqlite3.Connection, tmp_path: Path, is_running: bool
+) -> None:
+    shop.create_function("fold", 1, lambda text: text.lower(), deterministic=True)
+    config = configured(tmp_path / "shop.db")
+    index = "CREATE UNIQUE INDEX tc ON t (fold(c)); REPLACE INTO t VALUES (2, 2, NULL, 'A')"
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        shop.execute("INSERT INTO t VALUES (1, 1, NULL, 'a')")
+        await eventually(lambda: len(rows(tmp_path, "t")) == 1, WAIT_S)
+        if is_running:
+            shop.executescript(index)
+            await eventually(lambda: states(tmp_path, "t"), WAIT_S)
+    if not is_running:
+        shop.executescript(index)
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        await eventually(lambda: states(tmp_path, "t"), WAIT_S)
+        assert "only the application has" in states(tmp_path, "t")[0]
+        shop.execute("REPLACE INTO t VALUES (3, 3, NULL, 'a')")
+        shop.execute("DROP INDEX tc")
+        await _equal(shop, tmp_path)
+
+
 async def test_tables_that_appear_with_rows_are_resynchronised(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as shop:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from databus.common.errors import PreflightFailed, UnsupportedChange
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.sqlite_source import Reader, config
@@ -33,6 +35,8 @@ SHAPES = {
     "key without case": TABLE.replace("id INTEGER", "id TEXT COLLATE NOCASE"),
     "without rowid": "CREATE TABLE t (id TEXT, a TEXT UNIQUE, b INT, c REAL, PRIMARY KEY (id, b))"
     "WITHOUT ROWID",
+    "key without case and rowid": "CREATE TABLE t (id TEXT COLLATE NOCASE PRIMARY KEY, a TEXT, "
+    "b INT, c REAL) WITHOUT ROWID",
     "defaults": TABLE.replace("TEXT", "TEXT NOT NULL DEFAULT 'A' UNIQUE"),
     "conflicts replace": TABLE.replace("TEXT", "TEXT UNIQUE ON CONFLICT REPLACE").replace(
         "INT,", "INT UNIQUE ON CONFLICT IGNORE,"
@@ -43,6 +47,12 @@ SHAPES = {
         "REAL", "REAL, g TEXT AS (substr(a, 1, 1)) STORED UNIQUE, h AS (b + 1)"
     )
     + "CREATE UNIQUE INDEX th ON t (h + 1) WHERE h > 3",
+    "one row of some": TABLE + "CREATE UNIQUE INDEX ta ON t ((1)) WHERE b = 3",
+    "one row": TABLE + "CREATE UNIQUE INDEX ta ON t ((1))",
+    "own collation": TABLE.replace("TEXT, b INT", "TEXT COLLATE own UNIQUE, b INT UNIQUE"),
+    "own collation of the key": TABLE.replace("id INTEGER", "id TEXT COLLATE own"),
+    "own collation without rowid": "CREATE TABLE t (id TEXT, a TEXT COLLATE own UNIQUE, b INT, "
+    "c REAL, PRIMARY KEY (id, b)) WITHOUT ROWID",
     "its own triggers": TABLE.replace("TEXT", "TEXT UNIQUE")
     + "CREATE TRIGGER more AFTER INSERT ON t WHEN NEW.b = 1 BEGIN "
     "INSERT OR REPLACE INTO t (id, a, b) VALUES (NEW.id + 1, 'B', 2); END",
@@ -77,7 +87,14 @@ def path(tmp_path: Path) -> Path:
 def writer(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
+        define(connection)
         yield connection
+
+
+def define(db: sqlite3.Connection) -> None:
+    """What only the application has: a function and a collation."""
+    db.create_function("fold", 1, lambda x: x and str(x).lower(), deterministic=True)
+    db.create_collation("own", lambda a, b: (a.lower() > b.lower()) - (a.lower() < b.lower()))
 
 
 def statement(random_: random.Random, forms: tuple[str, ...], is_text: bool) -> str:
@@ -342,11 +359,141 @@ async def test_rows_of_a_statement_that_ended_early_come_at_once_and_their_ids_s
     await source.close()
 
 
-async def test_an_index_that_the_relay_cannot_read_is_named(
+UNREADABLE = {
+    "function": TABLE + "CREATE UNIQUE INDEX ta ON t (fold(a))",
+    "function in a condition": TABLE + "CREATE UNIQUE INDEX ta ON t (b) WHERE fold(a) = 'a'",
+    "collation": TABLE + "CREATE UNIQUE INDEX ta ON t (a COLLATE own)",
+    "column's collation": TABLE.replace("TEXT", "TEXT COLLATE own")
+    + "CREATE UNIQUE INDEX ta ON t (a)",
+    "key without rowid": TABLE.replace("id INTEGER", "id TEXT COLLATE own").replace(
+        ");", ") WITHOUT ROWID;"
+    ),
+    "generated": TABLE.replace("REAL", "REAL, g AS (fold(a))") + "CREATE UNIQUE INDEX ta ON t (g)",
+}
+PLAIN = (
+    "INSERT INTO t (id, a, b, c) VALUES (7, 'g', 7, 7)",
+    "UPDATE t SET c = 4 WHERE b = 1",
+    "UPDATE t SET b = 4 WHERE c = 4",
+    "UPDATE t SET a = 'd' WHERE b = 4",
+    "UPDATE t SET id = 4 WHERE b = 4",
+    "ALTER TABLE t RENAME COLUMN b TO e",
+    "ALTER TABLE u RENAME TO v",
+    "DROP INDEX ta",
+    "INSERT INTO t (id, a) VALUES (8, 'A')",
+    "UPDATE t SET a = 'e' WHERE c = 4",
+    "INSERT OR REPLACE INTO t (id, a, c) VALUES (9, 'f', 9)",
+    "ALTER TABLE t DROP COLUMN c",
+    "DELETE FROM t WHERE id = 2",
+    "ALTER TABLE t RENAME TO w",
+    "VACUUM",
+)
+
+
+def outcomes(path: Path) -> list[str]:
+    """What a connection without the function and the collation can do."""
+    found = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for text in PLAIN:
+            try:
+                db.execute(text)
+                found.append(f"{text}: done")
+            except sqlite3.OperationalError as error:
+                found.append(f"{text}: {error}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape", [*UNREADABLE, *(name for name in SHAPES if name.startswith("own"))]
+)
+async def test_a_connection_without_the_function_or_collation_can_do_what_it_could(
+    path: Path, shape: str
+) -> None:
+    found = []
+    for name, is_captured in (("alone.db", False), ("captured.db", True)):
+        path = path.with_name(name)
+        with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            define(writer)
+            writer.executescript((UNREADABLE | SHAPES)[shape])
+            writer.executescript("; CREATE TABLE u (id INTEGER PRIMARY KEY)")
+            writer.execute("INSERT INTO t (id, a, b, c) VALUES (1, 'a', 1, 1), (2, 'b', 2, 2)")
+        if is_captured:
+            source = SqliteSource(config(path))
+            source.restore("", None, 1)
+            await source.open()
+            await source.close()
+        found.append(outcomes(path))
+    assert found[0] == found[1]
+    assert any("done" in outcome for outcome in found[0])
+
+
+@pytest.mark.parametrize("shape", UNREADABLE)
+async def test_a_table_with_an_index_that_the_relay_cannot_read_is_named_and_left_out(
+    path: Path, writer: sqlite3.Connection, shape: str
+) -> None:
+    writer.executescript(UNREADABLE[shape])
+    (found,) = await SqliteSource(config(path)).preflight()
+    assert (found.table, found.fatal) == ("main.t", True)
+    assert "only the application has" in found.problem
+    with pytest.raises(PreflightFailed, match="recursive_triggers = true"):
+        await SqliteSource(config(path)).open()
+    source = SqliteSource(config(path))
+    source.restore("", None, 1)
+    await source.open()
+    assert await source.schemas() == []
+    assert "only the application has" in str((await source.status())["warnings"])
+    with pytest.raises(UnsupportedChange, match="only the application has"):
+        await source.read_chunk(ChunkRequest("main.t", 10))
+    await source.close()
+
+
+@pytest.mark.parametrize("shape", [name for name in UNREADABLE if "key" not in name])
+async def test_if_every_writer_sets_recursive_triggers_any_index_is_followed(
+    path: Path, writer: sqlite3.Connection, shape: str
+) -> None:
+    writer.executescript(UNREADABLE[shape])
+    writer.execute("PRAGMA recursive_triggers = ON")
+    source = SqliteSource(config(path, recursive_triggers=True))
+    assert await source.preflight() == []
+    await source.open()
+    writer.execute("INSERT INTO t (id, a, b) VALUES (1, 'a', 1)")
+    writer.execute("REPLACE INTO t (id, a, b) VALUES (2, 'A', 1)")
+    assert candidates(writer) == 0
+    copy: dict[str, Any] = {}
+    applied(copy, await Reader(source, 1).until(log.last_id(writer)))
+    assert copy.keys() == {repr({"id": 2})}
+    await source.close()
+
+
+async def test_if_every_writer_sets_recursive_triggers_a_legacy_rename_fails_no_write(
     path: Path, writer: sqlite3.Connection
 ) -> None:
-    writer.create_collation("own", lambda a, b: (a > b) - (a < b))
-    writer.executescript(TABLE + "CREATE UNIQUE INDEX ta ON t (a COLLATE own)")
-    found = await SqliteSource(config(path)).preflight()
-    assert [finding.setting for finding in found] == ["table main.t"]
-    assert "cannot read the index ta" in found[0].problem
+    writer.executescript(SHAPES["a column"])
+    source = SqliteSource(config(path, recursive_triggers=True))
+    await source.open()
+    await source.close()
+    writer.executescript("PRAGMA legacy_alter_table = ON; ALTER TABLE t RENAME TO u")
+    writer.execute("REPLACE INTO u VALUES (1, 'a', 1, 1)")
+    writer.execute("UPDATE u SET a = 'b'")
+
+
+async def test_a_table_whose_key_has_a_collation_of_the_application_is_dumped(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    writer.executescript(SHAPES["own collation of the key"])
+    source = SqliteSource(config(path))
+    await source.open()
+    keys = ["B", "a", "c", "D"]
+    for key in keys:
+        writer.execute("INSERT INTO t (id) VALUES (?)", (key,))
+    found: list[str] = []
+    chunk = await source.read_chunk(ChunkRequest("main.t", 2))
+    while True:
+        found += [chunk.schema.decode_row(row.row)["id"] for row in chunk.rows]
+        if chunk.done:
+            break
+        chunk = await source.read_chunk(ChunkRequest("main.t", 2, after=chunk.last_key))
+    assert sorted(found) == sorted(keys)
+    some = await source.read_chunk(ChunkRequest("main.t", 9, keys=[["a"], ["A"]]))
+    assert (len(list(some.rows)), some.missing) == (1, [["A"]])
+    assert await source.largest_key("main.t") is not None
+    await source.close()

@@ -32,8 +32,8 @@ from tests.support.sqlite_source import TABLES, Reader, batches_until, config, r
     [
         ("retained_rows", "did you mean retain_rows?"),
         ("pol_ms", "did you mean poll_ms?"),
-        ("slot", "known are poll_ms, retain_rows"),
-        ("block", "known are poll_ms, retain_rows"),
+        ("slot", "known are poll_ms, retain_rows, recursive_triggers"),
+        ("block", "known are poll_ms, retain_rows, recursive_triggers"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_right_name(

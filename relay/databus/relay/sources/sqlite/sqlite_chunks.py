@@ -12,10 +12,11 @@ from typing import Any
 from databus.common.errors import BadRequest, UnknownSource, UnsupportedChange
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import Kind, SourceSchema
-from databus.relay.sources.configured_keys import ConfiguredKeys
+from databus.relay.sources.configured_keys import ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.contract import Chunk, ChunkRequest, Row, TableSize
 from databus.relay.sources.row_buffers import EMPTY, Rows
 from databus.relay.sources.sqlite import sqlite_log as log
+from databus.relay.sources.sqlite.sqlite_replacements import Search, raise_obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class SqliteChunkReader:
     Raises: sqlite3.Error if the file cannot be read; otherwise as the contract states.
     """
 
-    def __init__(self, path: str, keys: ConfiguredKeys) -> None:
+    def __init__(self, path: str, keys: ConfiguredKeys, search: Search) -> None:
         self._path = path
+        self._search = search
         self._keys = keys
         self._connection: sqlite3.Connection | None = None
 
@@ -63,12 +65,17 @@ class SqliteChunkReader:
         schema = log.table_schema(self._db, table, self._keys)
         if schema is None:
             raise UnknownSource(f"{source} does not exist, or has no key any more")
+        raise_obstacle(self._db, schema, self._search)
         return schema, table
+
+    def examine(self, source: str) -> None:
+        """Raise UnsupportedChange or UnknownSource if the table cannot be captured now."""
+        self._schema(source)
 
     def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table, JSON-able; None when it is empty."""
         schema, _ = self._schema(source)
-        rows, key = log.chunk_order(schema)
+        rows, key = _order(self._db, schema)
         order = ", ".join(f"{log.quoted(name)} DESC" for name in key)
         names = ", ".join(log.quoted(name) for name in key)
         try:
@@ -82,7 +89,7 @@ class SqliteChunkReader:
     def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """The key of row number ``limit``; None if there are fewer."""
         schema, _ = self._schema(request.source)
-        rows, names = log.chunk_order(schema)
+        rows, names = _order(self._db, schema)
         condition, parameters = _condition(names, request)
         key = ", ".join(log.quoted(name) for name in names)
         row = self._db.execute(
@@ -113,7 +120,7 @@ class SqliteChunkReader:
                 found, missing, count = self._rows_of_keys(schema, table, request)
                 done = count == len(request.keys)
                 return Chunk(schema, Rows.of(found), snapshot, None, done, missing, count)
-            origin, key = log.chunk_order(schema)
+            origin, key = _order(self._db, schema)
             condition, parameters = _condition(key, request)
             order = ", ".join(log.quoted(name) for name in key)
             names = ", ".join(log.quoted(column.name) for column in schema.columns)
@@ -143,7 +150,7 @@ class SqliteChunkReader:
     ) -> tuple[list[Row], list[list[Any]], int]:
         """The rows, the keys without a row, and how many keys were looked up."""
         names = ", ".join(log.quoted(column.name) for column in schema.columns)
-        condition = " AND ".join(f"{log.quoted(name)} IS ?" for name in schema.key)
+        condition = log.has_key(self._db, schema)
         found: dict[bytes, Row] = {}
         missing = []
         count = size_bytes = 0
@@ -161,6 +168,22 @@ class SqliteChunkReader:
                 found[row.key] = row
                 size_bytes += len(row.row)
         return list(found.values()), missing, count
+
+
+def _order(connection: sqlite3.Connection, schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
+    """The FROM clause of a dump, and the columns that it orders by.
+
+    A configured key may hold nulls, and values that differ but compare as equal in SQL; another
+    key may have a collation that only the application has.  Then the exact text of the key is the
+    order.
+    """
+    table = log.quoted(split_source(schema.source)[1])
+    if not schema.nullable_key and log.has_order(connection, schema):
+        return table, schema.key
+    names = (log.quoted(column.name) for column in schema.columns)
+    columns = ",".join(f"{name} COLLATE BINARY {name}" for name in names)
+    order = f"{log.row_expression(schema.key)} AS {log.quoted(ORDER_NAME)}"
+    return f"(SELECT {columns}, {order} FROM {table})", (ORDER_NAME,)
 
 
 def _within(cursor: sqlite3.Cursor, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from databus.common.errors import SourceUnavailable, UnsupportedChange
 from databus.common.schema.source_names import join_source, split_source
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
-from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, ConfiguredKeys
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.contract import Finding
 
 _TABLES = """
@@ -411,42 +411,6 @@ def row_expression(
     return "json_array(" + ",".join(f"json_array({','.join(g)})" for g in groups) + ")"
 
 
-def log_again(
-    connection: sqlite3.Connection,
-    schema: SourceSchema,
-    table: str,
-    version: int,
-    old_version: int,
-    since_id: int,
-) -> None:
-    """Log the rows that triggers of ``old_version`` have logged after ``since_id`` once more, as
-    they are now."""
-    names = [column.name for column in schema.columns]
-    old = registered(connection)[old_version]
-    keys = set()
-    with texts_as_bytes(connection):
-        rows = connection.execute(
-            "SELECT new FROM databus_log WHERE id > ? AND version = ? AND new IS NOT NULL",
-            (since_id, old_version),
-        ).fetchall()
-    for (new,) in rows:
-        try:
-            cells = parse_row(new.decode())
-        except UnicodeDecodeError:
-            continue  # Where it comes in the stream its table stops.
-        row = dict(zip((column.name for column in old.columns), cells, strict=True))
-        if all(name in row for name in schema.key):
-            keys.add(tuple(row[name] for name in schema.key))
-    condition = " AND ".join(f"{quoted(name)} IS ?" for name in schema.key)
-    expression = row_expression(names)
-    for key in keys:
-        connection.execute(
-            f"INSERT INTO databus_log (at_ms, version, op, old, new) SELECT {NOW_MS}, {version}, "
-            f"'u', {expression}, {expression} FROM {quoted(table)} WHERE {condition}",
-            key,
-        )
-
-
 def parse_row(text: str) -> list[Any]:
     """The SQLite values of a row in the log."""
     return [
@@ -547,17 +511,21 @@ def key_of(schema: SourceSchema, row: list[Any]) -> bytes:
     return schema.encode_key(values)
 
 
-def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
-    """The FROM clause of a dump, and the columns that it orders by.
+def has_key(connection: sqlite3.Connection, schema: SourceSchema) -> str:
+    """SQL that compares the key with parameters, its exact text if SQLite can compare no other."""
+    collation = "" if has_order(connection, schema) else " COLLATE BINARY"
+    return " AND ".join(f"{quoted(name)} IS ?{collation}" for name in schema.key)
 
-    A configured key may hold nulls, and values that differ but compare as equal in SQL.  So its
-    exact text is the order.
-    """
+
+def has_order(connection: sqlite3.Connection, schema: SourceSchema) -> bool:
+    """Whether SQLite can compare the values of a key here."""
     table = quoted(split_source(schema.source)[1])
-    if not schema.nullable_key:
-        return table, schema.key
-    order = f"{row_expression(schema.key)} AS {quoted(ORDER_NAME)}"
-    return f"(SELECT *, {order} FROM {table})", (ORDER_NAME,)
+    try:
+        key = ", ".join(map(quoted, schema.key))
+        connection.execute(f"SELECT 1 FROM {table} ORDER BY {key} LIMIT 0")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def findings(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from databus.common.errors import UnsupportedChange
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.contract import Finding
@@ -29,6 +30,7 @@ _TOKEN = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^]]*\]|--[^\n]*|/\*.*?(?:\*/|$)|\w+|.""",
     re.DOTALL,
 )
+_TRIGGERS_OF_A_CONFLICT = 2
 _ORDER = re.compile(r"\b(ASC|DESC)\s*$", re.IGNORECASE)
 
 
@@ -40,7 +42,8 @@ class Conflict:
     false without the index, so that no write of the application reads the whole table.  ``rowid``:
     what the table calls its rowid, if the conflict is over that.  ``columns``: those that the
     condition reads.  ``is_computed``: generated ones are among them, of which no UPDATE says that
-    it changes them.
+    it changes them.  ``constraint``: the index of a constraint with a collation that only the
+    application has.  A connection without it can write exactly the other columns.
     """
 
     condition: str
@@ -48,6 +51,16 @@ class Conflict:
     rowid: str = ""
     columns: frozenset[str] = frozenset()
     is_computed: bool = False
+    constraint: str = ""
+
+
+Search = Callable[[sqlite3.Connection, str, SourceSchema], tuple[list[Conflict], list[str]]]
+"""Such as ``conflicts``."""
+
+
+def search(*, recursive_triggers: bool) -> Search:
+    """How to look for the rows; ``recursive_triggers``: REPLACE fires DELETE triggers for them."""
+    return (lambda *_: ([], [])) if recursive_triggers else conflicts
 
 
 def conflicts(
@@ -71,6 +84,8 @@ def conflicts(
         definition = connection.execute(
             "SELECT rowid, sql FROM sqlite_master WHERE type = 'index' AND name = ?", (index,)
         ).fetchone()
+        if origin == "pk":
+            definition = (0, None)  # WITHOUT ROWID, the table itself is the index of its key.
         terms = [
             _Term(row[1], row[2], row[4])
             for row in connection.execute(f"PRAGMA index_xinfo({quoted(index)})")
@@ -80,15 +95,73 @@ def conflicts(
             continue  # It was dropped just now.
         if origin == "pk" and all(term.collation == "BINARY" for term in terms):
             continue
-        condition = _condition(table, new, definition[1], terms)
-        if _is_sought(connection, table, new, condition):
-            columns = _named(new, condition)
-            is_computed = not columns <= {column.name for column in schema.columns}
-            guard = _guard(*definition)
-            found.append(Conflict(condition, guard, columns=columns, is_computed=is_computed))
-        else:
+        conflict = _conflict(connection, schema, index, definition, new, terms)
+        if conflict is None:
             unknown.append(index)
+        else:
+            found.append(conflict)
     return found, unknown
+
+
+def _conflict(
+    connection: sqlite3.Connection,
+    schema: SourceSchema,
+    index: str,
+    definition: tuple[int, str | None],
+    new: Mapping[str, str],
+    terms: Sequence[_Term],
+) -> Conflict | None:
+    """How to find the row that conflicts over one index; None if there is no way.
+
+    The trigger names what an index uses.  An index of a constraint cannot be dropped, so that a
+    connection without its collation cannot insert rows anyway.  It could after DROP INDEX.
+    """
+    table, text = split_source(schema.source)[1], definition[1]
+    stored = {column.name for column in schema.columns}
+    condition = _condition(table, new, text, terms)
+    columns = _named(new, condition)
+    scanned = index if text and _has_one_row(new, text, terms) else ""
+    if _is_sought(connection, table, new, condition, scanned) and (
+        not text or _is_readable(connection, table, columns)
+    ):
+        is_computed = not columns <= stored
+        return Conflict(condition, _guard(*definition), columns=columns, is_computed=is_computed)
+    compared = frozenset(term.name for term in terms if term.name)
+    can_name = compared <= stored and not _is_hidden(table)
+    if not text and can_name and _is_readable(connection, table):
+        return Conflict(condition, columns=compared, constraint=index)
+    return None
+
+
+def obstacle(table: str, unknown: Sequence[str]) -> str:
+    """Why a table with these ``unknown`` indexes cannot be captured; "" if it can."""
+    if not unknown:
+        return ""
+    reason = (
+        "a trigger cannot name the table"
+        if _is_hidden(table)
+        else "it has a function or a collation that only the application has, or an expression "
+        "for which SQLite would read the whole table"
+    )
+    return (
+        f"REPLACE may remove rows through its unique index {unknown[0]} without a trigger, and the "
+        f"relay cannot look for them: {reason}"
+    )
+
+
+CURE = (
+    "drop the index; or set PRAGMA recursive_triggers = ON in every connection that writes, and "
+    "state this by the option recursive_triggers = true of the database; or leave the table out by "
+    "exclude_sources"
+)
+
+
+def raise_obstacle(connection: sqlite3.Connection, schema: SourceSchema, search: Search) -> None:
+    """Raise UnsupportedChange if the table cannot be captured."""
+    table = split_source(schema.source)[1]
+    why = obstacle(table, search(connection, table, schema)[1])
+    if why:
+        raise UnsupportedChange(f"{schema.source}: {why}; {CURE}", source=schema.source)
 
 
 class _Term(NamedTuple):
@@ -154,11 +227,20 @@ def _condition(table: str, new: Mapping[str, str], text: str | None, terms: Sequ
     return " AND ".join([*equal, *([f"({predicate})"] if predicate else [])])
 
 
+def _has_one_row(new: Iterable[str], text: str, terms: Iterable[_Term]) -> bool:
+    """Whether all rows of an index have the same values, so that it has one row at the most."""
+    names = list(new)
+    return not any(term.name for term in terms) and not any(
+        _named(names, expression) for expression in _parts(text)[0]
+    )
+
+
 def cover(held: Mapping[str, str], wanted: Iterable[Conflict]) -> bool:
     """Whether triggers with these texts have logged the rows of these conflicts."""
     texts = [text for text in held.values() if ",'r',o " in text]
     return all(
-        conflict.rowid or (texts and all(conflict.condition in text for text in texts))
+        conflict.rowid
+        or sum(conflict.condition in text for text in texts) >= _TRIGGERS_OF_A_CONFLICT
         for conflict in wanted
     )
 
@@ -185,10 +267,11 @@ def _parts(text: str) -> tuple[list[str], str]:
 
 
 def _is_sought(
-    connection: sqlite3.Connection, table: str, new: Iterable[str], condition: str
+    connection: sqlite3.Connection, table: str, new: Iterable[str], condition: str, scanned: str
 ) -> bool:
-    """Whether SQLite finds a row by this condition without reading the table."""
-    if table.lower() in ("new", "old"):
+    """Whether SQLite finds a row by this condition without reading the table: by a search, or by
+    reading all of the index ``scanned``."""
+    if _is_hidden(table):
         return False
     row = ",".join(f"NULL {quoted(name)}" for name in new)
     try:
@@ -198,7 +281,26 @@ def _is_sought(
         ).fetchall()
     except sqlite3.OperationalError:
         return False  # a function or collation of the application
-    return any(row[3].startswith(f"SEARCH {table} USING") for row in plan)
+    found = [f"SEARCH {table} USING "]
+    if scanned:
+        found += [f"SCAN {table} USING {kind}INDEX {scanned}" for kind in ("", "COVERING ")]
+    return any(row[3].startswith(tuple(found)) for row in plan)
+
+
+def _is_hidden(table: str) -> bool:
+    """Whether triggers cannot name the table: the name is that of the row."""
+    return table.lower() in ("new", "old")
+
+
+def _is_readable(connection: sqlite3.Connection, table: str, columns: Iterable[str] = ()) -> bool:
+    """Whether SQLite can read these columns here: none is generated by a function of the
+    application, and the table is not stored in the order of one of its collations."""
+    names = ", ".join(map(quoted, columns)) or "1"
+    try:
+        connection.execute(f"SELECT {names} FROM {quoted(table)} LIMIT 0")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def _guard(rowid: int, text: str | None) -> str:
@@ -212,18 +314,15 @@ def _guard(rowid: int, text: str | None) -> str:
     )
 
 
-def findings(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -> Iterator[Finding]:
-    """The tables from which REPLACE may remove rows unseen."""
+def findings(
+    connection: sqlite3.Connection, schemas: Iterable[SourceSchema], search: Search
+) -> Iterator[Finding]:
+    """The tables from which REPLACE may remove rows unseen: they cannot be captured."""
     for schema in schemas:
         table = split_source(schema.source)[1]
-        for index in conflicts(connection, table, schema)[1]:
-            yield Finding(
-                f"table main.{table}",
-                f"the relay cannot read the index {index}: INSERT OR REPLACE may remove another "
-                "row through it without a trigger",
-                "PRAGMA recursive_triggers = ON in applications that use OR REPLACE",
-                fatal=False,
-            )
+        why = obstacle(table, search(connection, table, schema)[1])
+        if why:
+            yield Finding(f"table {schema.source}", why, CURE, table=schema.source)
 
 
 class _Key(NamedTuple):

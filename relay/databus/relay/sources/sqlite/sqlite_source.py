@@ -96,6 +96,8 @@ class SqliteOptions(SourceOptions):
     """Interval at which the relay looks for new rows of the log."""
     retain_rows: int = Field(default=0, ge=0)
     """Rows of the log that remain after the relay has read them."""
+    recursive_triggers: bool = False
+    """Whether every writer sets PRAGMA recursive_triggers = ON: REPLACE fires DELETE triggers."""
 
 
 class SqliteSource:
@@ -132,13 +134,14 @@ class SqliteSource:
         self._chunk_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-chunk")
         self._connection: sqlite3.Connection | None = None
         self._claim: socket.socket | None = None
-        self._chunks = SqliteChunkReader(self._path, self._keys)
+        self._search = replacements.search(recursive_triggers=options.recursive_triggers)
+        self._chunks = SqliteChunkReader(self._path, self._keys, self._search)
         self._clock = ""
         self._versions: dict[int, SourceSchema] = {}
         self._changes: list[tuple[int, SourceSchema]] = []
         self._announced: set[int] = set()
         self._packer = LogPacker()
-        self._tables = CapturedTables(self._path, self._captures, self._keys)
+        self._tables = CapturedTables(self._path, self._captures, self._keys, self._search)
         self._unseen: dict[str, Unseen] = {}
         self._emptied: set[str] = set()
         self._position = self._last_scn = 0
@@ -171,7 +174,7 @@ class SqliteSource:
         tables = [table for table in names if self._captures(table)]
         found = log.findings(connection, tables, self._keys)
         schemas = (log.table_schema(connection, table, self._keys) for table in tables)
-        return [*found, *replacements.findings(connection, filter(None, schemas))]
+        return [*found, *replacements.findings(connection, filter(None, schemas), self._search)]
 
     async def open(self) -> None:
         """See ``Source.open``; creates the log and its triggers."""
@@ -313,6 +316,7 @@ class SqliteSource:
         """Before the whole table is read: if it is suspended, let the stream resume it first."""
         if source not in self._suspended.suspensions:
             return
+        await self._read(partial(self._chunks.examine, source))
         await self._suspended.resumption(source)
         self._resumed_from.add(source)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,7 @@ from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite import sqlite_replacements as replacements
 from databus.relay.sources.sqlite import sqlite_triggers as triggers
-from databus.relay.sources.sqlite.sqlite_replacements import Conflict
+from databus.relay.sources.sqlite.sqlite_replacements import Conflict, Search
 from databus.relay.sources.sqlite.sqlite_triggers import Trigger
 
 _HOLD_S = 0.02
@@ -67,7 +67,7 @@ class _Definitions:
     ``pages``: the first page of each table.  ``schemas``: of each captured table.
     ``versions``: number and document of each source's latest version in the log.  ``named`` and
     ``held``: our triggers by name, and those of each table.  ``conflicts``: over what REPLACE
-    may remove rows of each table.
+    may remove rows of each table.  ``obstacles``: why others cannot be captured.
     """
 
     pages: Mapping[str, int] = field(default_factory=dict)
@@ -76,6 +76,7 @@ class _Definitions:
     named: Mapping[str, Trigger] = field(default_factory=dict)
     held: Mapping[str, list[Trigger]] = field(default_factory=dict)
     conflicts: Mapping[str, list[Conflict]] = field(default_factory=dict)
+    obstacles: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self, table: str) -> dict[str, str]:
         """The texts of our triggers on a table, by name."""
@@ -113,8 +114,15 @@ class CapturedTables:
     Raises: sqlite3.Error.
     """
 
-    def __init__(self, path: str, captures: Callable[[str], bool], keys: ConfiguredKeys) -> None:
+    def __init__(
+        self,
+        path: str,
+        captures: Callable[[str], bool],
+        keys: ConfiguredKeys,
+        search: Search = replacements.conflicts,
+    ) -> None:
         self._path = path
+        self._search = search
         self._captures = captures
         self._keys = keys
         self._changed: list[str] = []
@@ -132,12 +140,17 @@ class CapturedTables:
 
     def schemas(self, db: sqlite3.Connection) -> list[SourceSchema]:
         """The definitions of all captured tables as they are now."""
-        found = (
-            log.table_schema(db, table, self._keys)
-            for table in log.user_tables(db)
-            if self._captures(table)
-        )
-        return [schema for schema in found if schema is not None]
+        return [schema for _, schema, _, why in self._examined(db) if not why]
+
+    def _examined(
+        self, db: sqlite3.Connection
+    ) -> Iterator[tuple[str, SourceSchema, list[Conflict], str]]:
+        """All tables with keys: the schema, its conflicts, and why it cannot be captured."""
+        for table in filter(self._captures, log.user_tables(db)):
+            schema = log.table_schema(db, table, self._keys)
+            if schema is not None:
+                conflicts, unknown = self._search(db, table, schema)
+                yield table, schema, conflicts, replacements.obstacle(table, unknown)
 
     def in_step(self, db: sqlite3.Connection) -> bool:
         """Whether all triggers match the definitions."""
@@ -221,14 +234,15 @@ class CapturedTables:
         held: dict[str, list[Trigger]] = {}
         for trigger in triggers.ours(db):
             held.setdefault(trigger.table, []).append(trigger)
-        schemas = {split_source(schema.source)[1]: schema for schema in self.schemas(db)}
+        examined = list(self._examined(db))
         return _Definitions(
             log.user_tables(db),
-            schemas,
+            {table: schema for table, schema, _, why in examined if not why},
             log.latest_versions(db),
             {triggers.folded(one.name): one for of_table in held.values() for one in of_table},
             held,
-            {t: replacements.conflicts(db, t, schema)[0] for t, schema in schemas.items()},
+            {table: conflicts for table, _, conflicts, _ in examined},
+            {table: f"{why}; {replacements.CURE}" for table, _, _, why in examined if why},
         )
 
     def _unexplained(self, db: sqlite3.Connection, remade_count: int) -> tuple[int, set[str]]:
@@ -328,7 +342,8 @@ class CapturedTables:
             triggers.put(db, wanted, table, [*defined.held.get(table, ()), *elsewhere])
 
     def _unwatch(self, db: sqlite3.Connection, table: str) -> None:
-        """End a table's capture: it was dropped or renamed, has no key, or is not configured."""
+        """End a table's capture: it was dropped or renamed, has no key, is not configured, or
+        REPLACE may remove its rows unseen."""
         triggers.drop(db, table)
         is_watched = db.execute(
             "DELETE FROM databus_meta WHERE name = ?", (_WATCHED + table,)
@@ -337,7 +352,8 @@ class CapturedTables:
             return
         source = join_source("main", table)
         if table in self._defined.pages:
-            self._suspend(db, source, Unseen(KEYLESS), log.last_id(db))
+            why = self._defined.obstacles.get(table, KEYLESS)
+            self._suspend(db, source, Unseen(why), log.last_id(db))
         else:
             log.log_emptied(db, self._defined.versions.get(source, (0, ""))[0])
 
@@ -429,8 +445,45 @@ def _altered(
     if first is not None and unseen is None:
         triggers.without_missing(db, version, number, first, dropped)
     elif old.key == new.key:
-        log.log_again(db, new, split_source(new.source)[1], number, version, since_id)
+        _log_again(db, new, split_source(new.source)[1], number, version, since_id)
     return number, unseen
+
+
+def _log_again(
+    connection: sqlite3.Connection,
+    schema: SourceSchema,
+    table: str,
+    version: int,
+    old_version: int,
+    since_id: int,
+) -> None:
+    """Log the rows that triggers of ``old_version`` have logged after ``since_id`` once more, as
+    they are now."""
+    names = [column.name for column in schema.columns]
+    old = log.registered(connection)[old_version]
+    keys = set()
+    with log.texts_as_bytes(connection):
+        rows = connection.execute(
+            "SELECT new FROM databus_log WHERE id > ? AND version = ? AND new IS NOT NULL",
+            (since_id, old_version),
+        ).fetchall()
+    for (new,) in rows:
+        try:
+            cells = log.parse_row(new.decode())
+        except UnicodeDecodeError:
+            continue  # Where it comes in the stream its table stops.
+        row = dict(zip((column.name for column in old.columns), cells, strict=True))
+        if all(name in row for name in schema.key):
+            keys.add(tuple(row[name] for name in schema.key))
+    condition = log.has_key(connection, schema)
+    expression = log.row_expression(names)
+    for key in keys:
+        connection.execute(
+            f"INSERT INTO databus_log (at_ms, version, op, old, new) SELECT {log.NOW_MS}, "
+            f"{version}, 'u', {expression}, {expression} FROM {log.quoted(table)} "
+            f"WHERE {condition}",
+            key,
+        )
 
 
 def _doubt(

@@ -52,9 +52,15 @@ def wanted(
         f"databus_{op}_{table}": _text(schema, table, version, op, event)
         for op, event in _OPS.items()
     }
-    if conflicts:
-        texts[f"databus_i_{table}"] = _candidates(schema, table, version, "INSERT", conflicts)
-        texts[f"databus_r_{table}"] = _candidates(schema, table, version, "UPDATE", conflicts)
+    searches = {f"databus_i_{table}": conflicts}
+    searches[f"databus_r_{table}"] = [one for one in conflicts if not one.constraint]
+    # No table has the name of an index.
+    searches |= {f"databus_r_{one.constraint}": [one] for one in conflicts if one.constraint}
+    texts |= {
+        name: _candidates(name, schema, table, version, some)
+        for name, some in searches.items()
+        if some
+    }
     return texts
 
 
@@ -64,10 +70,10 @@ def events(names: Iterable[str]) -> set[str]:
 
 
 def _candidates(
-    schema: SourceSchema, table: str, version: int, event: str, conflicts: Collection[Conflict]
+    name: str, schema: SourceSchema, table: str, version: int, conflicts: Collection[Conflict]
 ) -> str:
-    """The trigger that logs rows before REPLACE may remove them."""
-    old = "NEW" if event == "INSERT" else "OLD"
+    """The trigger of this name, which logs rows before REPLACE may remove them."""
+    event, old = ("INSERT", "NEW") if name.startswith("databus_i") else ("UPDATE", "OLD")
     names = [column.name for column in schema.columns]
     texts = {c.name for c in schema.columns if has_text_affinity(c.type_name)}
     row = quoted(table)
@@ -84,18 +90,20 @@ def _candidates(
     rows = []
     for conflict in conflicts:
         found = f"SELECT {values} FROM {row} WHERE {conflict.guard}{conflict.condition}{other}"
-        for name in (row, "NEW") if marks else ():
-            found = f"SELECT({found})o FROM({marks}){name}"
+        for outer in (row, "NEW") if marks else ():
+            found = f"SELECT({found})o FROM({marks}){outer}"
         rows.append(f"SELECT({found})o")
     columns = when = ""
     if event == "UPDATE" and not any(conflict.is_computed for conflict in conflicts):
-        written = [*map(quoted, sorted(read)), *(("rowid,_rowid_,oid",) if rowids else ())]
+        written = [
+            *map(quoted, sorted(read) or schema.key),
+            *(("rowid,_rowid_,oid",) if rowids else ()),
+        ]
         columns = f" OF {','.join(written)}"
     elif event == "INSERT" and len(rowids) == len(conflicts):  # Few statements name the rowid.
         when = f"WHEN NEW.{rowids[0]}<>-1 "
-    letter = "i" if event == "INSERT" else "r"
     return (
-        f"CREATE TRIGGER {quoted(f'databus_{letter}_{table}')} BEFORE {event}{columns} ON {row} "
+        f"CREATE TRIGGER {quoted(name)} BEFORE {event}{columns} ON {row} "
         f"{when}BEGIN INSERT INTO databus_log(at_ms,version,op,old)SELECT {NOW_MS},{version},"
         f"'r',o FROM({' UNION '.join(rows)})WHERE o NOTNULL; END"
     )
