@@ -1,4 +1,4 @@
-"""A table whose changes cannot be known stops alone, is named, and is synchronised again."""
+"""A table whose changes cannot be known is suspended alone, by name, and resynchronised."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from databus.common.config import DatabaseConfig
 from databus.common.frame.frame_format import Op, iter_frames
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.ring.data_folder import SocketName
@@ -36,7 +37,7 @@ HIDING = [
     ("SET binlog_format = STATEMENT", "by a statement instead of rows"),
 ]
 
-# Types that cannot be carried, and what is said of them.
+# Types that are not supported, and the reason of the suspension.
 UNREAD = {
     "mariadb": ("VARCHAR(100) COMPRESSED", "w has the binlog type 141 (VARCHAR COMPRESSED)"),
     "mysql": ("VARCHAR(100) CHARACTER SET gb18030", "the character set gb18030 cannot be decoded"),
@@ -79,6 +80,35 @@ def create(database: FreshDatabase, *tables: str) -> None:
     """Tables of a key and a value."""
     for table in tables:
         database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+
+
+def relay_of(
+    database: FreshDatabase, tmp_path: Path
+) -> tuple[DatabaseConfig, Path, Callable[[str], bool]]:
+    """The configuration of a relay of the database, its folder, and the ``equality`` of both."""
+    folder = tmp_path / "shop"
+    config = database_config("shop", database.url, f"{database.name}.*")
+    return config, folder, equality(database, folder)
+
+
+def make_unreadable(database: FreshDatabase) -> None:
+    """Rows in ``calm``, in ``odd`` before and after it cannot be read, and in one without a key."""
+    unread, _ = UNREAD[database.server.product]
+    database.execute("CREATE TABLE keyless (id INT NOT NULL, v INT)")
+    database.execute("INSERT INTO keyless VALUES (1, 1)")
+    database.execute("INSERT INTO odd VALUES (1, 1)")
+    database.execute(f"ALTER TABLE odd ADD COLUMN w {unread}")
+    database.execute("INSERT INTO odd VALUES (2, 2, 'w')")
+    database.execute("INSERT INTO calm VALUES (1, 1)")
+
+
+async def both_are_named(database: FreshDatabase, fetcher: Fetcher, folder: Path) -> None:
+    """``make_unreadable`` is found: the status has both reasons, the ring what came before."""
+    keyless, odd = (f"{database.name}.{table}" for table in ("keyless", "odd"))
+    _, why = UNREAD[database.server.product]
+    await eventually(lambda: "no primary key" in warned_of(fetcher, keyless), 60)
+    await eventually(lambda: why in warned_of(fetcher, odd), 60)
+    assert list(rows_of(folder, odd)) == [(1,)]
 
 
 async def dump(folder: Path, source: str, *, ends: str = "completed") -> None:
@@ -129,10 +159,8 @@ async def test_a_table_whose_changes_were_hidden_is_suspended_alone_and_a_dump_r
     database: FreshDatabase, tmp_path: Path, setting: str, named: str
 ) -> None:
     create(database, "calm", "hidden")
-    config = database_config("shop", database.url, f"{database.name}.*")
-    folder = tmp_path / "shop"
+    config, folder, equal = relay_of(database, tmp_path)
     calm, hidden = (f"{database.name}.{table}" for table in ("calm", "hidden"))
-    equal = equality(database, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -197,24 +225,14 @@ async def test_a_table_that_becomes_unreadable_is_suspended_alone(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     create(database, "calm", "odd")
-    unread, why = UNREAD[database.server.product]
-    config = database_config("shop", database.url, f"{database.name}.*")
-    folder = tmp_path / "shop"
+    config, folder, equal = relay_of(database, tmp_path)
     keyless, odd = (f"{database.name}.{table}" for table in ("keyless", "odd"))
-    equal = equality(database, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        database.execute("CREATE TABLE keyless (id INT NOT NULL, v INT)")
-        database.execute("INSERT INTO keyless VALUES (1, 1)")
-        database.execute("INSERT INTO odd VALUES (1, 1)")
-        database.execute(f"ALTER TABLE odd ADD COLUMN w {unread}")
-        database.execute("INSERT INTO odd VALUES (2, 2, 'w')")
-        database.execute("INSERT INTO calm VALUES (1, 1)")
+        make_unreadable(database)
         await eventually(lambda: equal("calm"), 60, "the other table goes on")
-        await eventually(lambda: "no primary key" in warned_of(fetcher, keyless), 60)
-        await eventually(lambda: why in warned_of(fetcher, odd), 60)
-        assert list(rows_of(folder, odd)) == [(1,)]
+        await both_are_named(database, fetcher, folder)
         await eventually(
             lambda: keyless in stored_resume_state(fetcher) and odd in stored_resume_state(fetcher),
             60,
@@ -238,27 +256,17 @@ async def test_a_table_that_became_unreadable_while_the_relay_was_away_suspends_
     database: FreshDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     create(database, "calm", "odd")
-    unread, why = UNREAD[database.server.product]
-    config = database_config("shop", database.url, f"{database.name}.*")
-    folder = tmp_path / "shop"
+    config, folder, equal = relay_of(database, tmp_path)
     keyless, odd, blank = (f"{database.name}.{table}" for table in ("keyless", "odd", "blank"))
-    equal = equality(database, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-    database.execute("CREATE TABLE keyless (id INT NOT NULL, v INT)")
     database.execute("CREATE TABLE blank (id INT NOT NULL, v INT)")
-    database.execute("INSERT INTO keyless VALUES (1, 1)")
-    database.execute("INSERT INTO odd VALUES (1, 1)")
-    database.execute(f"ALTER TABLE odd ADD COLUMN w {unread}")
-    database.execute("INSERT INTO odd VALUES (2, 2, 'w')")
-    database.execute("INSERT INTO calm VALUES (1, 1)")
+    make_unreadable(database)
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         await eventually(lambda: equal("calm"), 60, "the other table goes on")
-        await eventually(lambda: "no primary key" in warned_of(fetcher, keyless), 60)
-        await eventually(lambda: why in warned_of(fetcher, odd), 60)
-        assert list(rows_of(folder, odd)) == [(1,)]
+        await both_are_named(database, fetcher, folder)
         # Of a table without rows there is nothing to stop, but it is named all the same.
         assert "ADD PRIMARY KEY" in warned_of(fetcher, blank, "cannot be captured")
         assert f"ALTER TABLE {blank} ADD PRIMARY KEY" in caplog.text

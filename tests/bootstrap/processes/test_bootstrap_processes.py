@@ -76,6 +76,13 @@ def _runs(child: subprocess.Popen[bytes]) -> bool:
     return child.poll() is None
 
 
+async def ends_well(child: subprocess.Popen[bytes]) -> None:
+    """SIGTERM ends the process without an error."""
+    child.send_signal(signal.SIGTERM)
+    await eventually(lambda: not _runs(child), 20.0)
+    assert child.returncode == 0
+
+
 def config_of(folder: Path, relay: str, port: int) -> Config:
     return parse(
         f'''
@@ -119,9 +126,7 @@ async def test_writer_server_and_applier_run_together_and_end_together(
         await eventually(has_snapshot, 150.0, "a snapshot that is up to date", poll_s=0.2)
         below = psutil.Process(child.pid).children(recursive=True)
         assert any("java" in one.name() for one in below)
-        child.send_signal(signal.SIGTERM)
-        await eventually(lambda: not _runs(child), 20.0)
-        assert child.returncode == 0
+        await ends_well(child)
         for one in below:
             wait_process_gone(one.pid)
 
@@ -283,9 +288,7 @@ async def test_writer_and_server_run_apart_and_each_alone_may_be_killed(
             writer.kill()
             writer.wait(10 * PATIENCE)
         assert _runs(server)
-        server.send_signal(signal.SIGTERM)
-        await eventually(lambda: not _runs(server), 10.0)
-        assert server.returncode == 0
+        await ends_well(server)
 
 
 def test_a_configuration_without_the_section_is_refused() -> None:

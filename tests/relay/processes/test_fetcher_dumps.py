@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,23 @@ def database() -> ScriptedDatabase:
     return ScriptedDatabase()
 
 
+@contextlib.asynccontextmanager
+async def with_ring(
+    database: ScriptedDatabase, folder: Path, **options: Any
+) -> AsyncGenerator[None, None]:
+    """A running fetcher whose ring exists, so that dumps can be requested."""
+    async with running(database, folder, **options):
+        await eventually(lambda: (folder / "shop" / "ring").exists())
+        yield
+
+
+async def slow_dump(folder: Path, chunk_rows: int) -> dict[str, Any]:
+    """A dump that pauses for an hour after its first chunk."""
+    request = {"sources": ["*"], "chunk_rows": chunk_rows, "delay_ms": 3_600_000}
+    dump: dict[str, Any] = (await ask(folder, "POST", "/dumps", request))[1]
+    return dump
+
+
 async def dumped(folder: Path, request: dict[str, Any], *states: str) -> dict[str, Any]:
     """A dump that was asked for, once it is in one of these states."""
     _, dump = await ask(folder, "POST", "/dumps", request)
@@ -48,8 +67,7 @@ async def test_a_dump_sends_every_row_once_behind_the_stream_and_tells_its_end(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = {key: f"note {key}" for key in range(10)}
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+    async with with_ring(database, tmp_path):
         code, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["shop.*"], "chunk_rows": 4})
         assert (code, dump["state"]) in [(202, "queued"), (202, "running")]
         dump = await ended(tmp_path, dump["id"], "completed")
@@ -111,8 +129,7 @@ async def test_a_failed_chunk_is_loud_and_can_be_resumed(
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
     database.chunk_error = UnsupportedChange("column 3 cannot be read")
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+    async with with_ring(database, tmp_path):
         dump = await dumped(tmp_path, {"sources": ["*"]}, "failed")
         assert dump["error"]["detail"] == "column 3 cannot be read"
         code, dump = await ask(tmp_path, "PATCH", f"/dumps/{dump['id']}", {"state": "running"})
@@ -144,8 +161,7 @@ async def test_a_lost_connection_does_not_fail_a_dump(
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
     database.chunk_error = SourceUnavailable("gone")
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+    async with with_ring(database, tmp_path):
         dump = await dumped(tmp_path, {"sources": ["*"]}, "completed", "failed")
         assert (dump["state"], dump["reread_chunks"]) == ("completed", 1)
 
@@ -154,10 +170,8 @@ async def test_a_dump_is_paused_slowed_resumed_and_cancelled(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
-        request = {"sources": ["*"], "chunk_rows": 2, "delay_ms": 3_600_000}
-        _, dump = await ask(tmp_path, "POST", "/dumps", request)
+    async with with_ring(database, tmp_path):
+        dump = await slow_dump(tmp_path, chunk_rows=2)
         path = f"/dumps/{dump['id']}"
         await eventually(lambda: database.chunk_reads)
         _, dump = await ask(tmp_path, "PATCH", path, {"state": "paused"})
@@ -169,7 +183,7 @@ async def test_a_dump_is_paused_slowed_resumed_and_cancelled(
         assert {request.limit for request in database.chunk_reads[reads:]} == {3}
         code, problem = await ask(tmp_path, "PATCH", path, {"state": "running"})
         assert (code, problem["code"]) == (400, "bad_request")
-        _, second = await ask(tmp_path, "POST", "/dumps", request)
+        second = await slow_dump(tmp_path, chunk_rows=2)
         code, second = await ask(tmp_path, "DELETE", f"/dumps/{second['id']}")
         assert (code, second["state"]) == (200, "cancelled")
         _, listed = await ask(tmp_path, "GET", "/v1/shop/dumps")
@@ -180,10 +194,8 @@ async def test_a_dump_goes_on_after_a_restart_at_the_chunk_after_the_last_durabl
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
-        request = {"sources": ["*"], "chunk_rows": 4, "delay_ms": 3_600_000}
-        _, dump = await ask(tmp_path, "POST", "/dumps", request)
+    async with with_ring(database, tmp_path):
+        dump = await slow_dump(tmp_path, chunk_rows=4)
 
         async def one_chunk() -> bool:
             return bool((await ask(tmp_path, "GET", f"/dumps/{dump['id']}"))[1]["chunks"] == 1)
@@ -213,10 +225,8 @@ async def test_how_far_a_dumps_reader_is_costs_no_write(
         return dump
 
     monkeypatch.setattr(DumpBook, "write", counted)
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
-        request = {"sources": ["*"], "chunk_rows": 4, "delay_ms": 3_600_000}
-        _, dump = await ask(tmp_path, "POST", "/dumps", request)
+    async with with_ring(database, tmp_path):
+        dump = await slow_dump(tmp_path, chunk_rows=4)
         path = f"/dumps/{dump['id']}"
         await eventually(lambda: on_disk()["chunks"] == 1)
         # Whether anybody is waited for is to be known after a crash.
@@ -237,8 +247,7 @@ async def test_a_dump_of_keys_names_the_keys_without_a_row(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+    async with with_ring(database, tmp_path):
         request = {"sources": ["shop.items"], "keys": [3, [5], 77], "chunk_rows": 2}
         _, dump = await ask(tmp_path, "POST", "/dumps", request)
         dump = await ended(tmp_path, dump["id"], "completed")
@@ -250,8 +259,7 @@ async def test_a_condition_chooses_rows_as_consumers_see_them_and_never_reaches_
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = {key: f"note {key}" for key in range(20)}
-    async with running(database, tmp_path):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+    async with with_ring(database, tmp_path):
         some = {"sources": ["shop.items"], "chunk_rows": 4}
         for where, wanted in (
             ("id % 10 = 7 OR note = 'note 2'", [2, 7, 17]), ("id > 100", []), ("id < 2", [0, 1])
@@ -280,8 +288,7 @@ async def test_a_condition_tells_nothing_of_an_excluded_column(
     def ruled(_: object) -> RuledSource:
         return RuledSource(database.source(), config)
 
-    async with running(database, tmp_path, make_source=ruled):
-        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+    async with with_ring(database, tmp_path, make_source=ruled):
         _, dump = await ask(
             tmp_path, "POST", "/dumps", {"sources": ["*"], "where": "note LIKE 's%'"}
         )
