@@ -277,7 +277,7 @@ async def test_a_recreated_slot_is_a_lost_position(db: FreshDatabase) -> None:
     async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'lost', 1)")
         await source.first_scn()
-        with pytest.raises(SourcePositionLost, match="was created anew or advanced"):
+        with pytest.raises(SourcePositionLost, match="was recreated or advanced"):
             await follow_to(source, start, 1)
 
 

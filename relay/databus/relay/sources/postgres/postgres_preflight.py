@@ -215,10 +215,10 @@ async def _publication(
     facts: dict[str, Any],
     tables: list[PostgresTable],
 ) -> list[Finding]:
-    """``open`` creates a missing publication, and adds missing tables, if the user may.
+    """Check the publication: ``open`` creates it and adds tables to it, if the user may.
 
-    What somebody has altered in it stays as it is: the tables that it does not give whole are not
-    followed.
+    The relay does not undo an operator's changes of the publication.  A table that it does not
+    publish completely is not captured.
     """
     publication = await catalogue.publication()
     name = settings.publication
@@ -239,13 +239,13 @@ async def _publication(
         problem = publication.problem(table)
         if problem is None:
             continue
-        what, fatal = f"{table.source} does not come whole: {problem.what}", True
-        if problem.is_lack and publication.is_owner and table not in theirs:
+        what, fatal = f"{table.source} is not published completely: {problem.what}", True
+        if problem.is_absent and publication.is_owner and table not in theirs:
             if not is_in_use:
                 continue  # It will be added.
-            what = f"{problem.what}: it joins now if it is new, and not if somebody took it out"
+            what = f"{problem.what}: it is added now if it is new, and not if it was removed"
             what, fatal = what.replace("it:", f"{table.source}:"), False
-        elif problem.is_lack:
+        elif problem.is_absent:
             what = f"{name} lacks {table.source} and {settings.user} may not add it"
         found.append(Finding("publication", what, problem.cure, fatal=fatal, table=table.source))
     return found

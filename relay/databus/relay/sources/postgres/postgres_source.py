@@ -77,8 +77,8 @@ class PostgresSource:
     Invariants:
         I1. The slot is confirmed only up to the last ``ack``, so the server retains every
             commit that is not durable downstream.
-        I2. The slot is created after the publication: the log never has a commit that the
-            publication is too young for.
+        I2. The slot is created after the publication: every commit that the slot sends is later
+            than the publication.
 
     Owner: one fetcher's event loop.
     Durability: ``ack`` is sent to the server at once.  The server stores it at its next
@@ -98,12 +98,12 @@ class PostgresSource:
         self._resumes = False
         self._suspended = SuspendedTables({})
         self._resumed_from: set[str] = set()
-        self._at_first: list[SourceSchema] = []
+        self._schemas_at_open: list[SourceSchema] = []
         self._stream: SlotStream | None = None
         self._published = PublishedTables()
         self._moved = MovedFiles(self._catalogue)
         self._suspend_first: dict[str, DefinitionGap] = {}
-        self._met: set[str] = set()
+        self._redefined_in_stream: set[str] = set()
         self._unpublished: dict[str, str] = {}
         self._warned = False
 
@@ -113,7 +113,7 @@ class PostgresSource:
         return self._clock
 
     async def preflight(self) -> list[Finding]:
-        """See postgres_preflight.py.  Of several hosts it takes the first that is a primary."""
+        """See postgres_preflight.py.  Connects to the first of the hosts that is a primary."""
         hosts, unavailable = self._settings.hosts, list[str]()
         for host in hosts:
             if len(hosts) > 1:
@@ -147,8 +147,8 @@ class PostgresSource:
             await asyncio.to_thread(row_buffers.warm_up)
         try:
             await self._publish()
-            # Before a slot is made: whatever is altered later shows in the stream.
-            self._at_first = await self.schemas()
+            # Before the slot is created: the stream has every later change of a definition.
+            self._schemas_at_open = await self.schemas()
             now = await postgres_lineage.identify(self._settings)
         except (PostgresError, asyncpg.PostgresError) as error:
             raise SourceUnavailable(f"{self._settings.address}: {error}") from error
@@ -175,10 +175,10 @@ class PostgresSource:
         )
 
     async def first_scn(self) -> int:
-        """Create the slot, and drop one that an earlier ring has left.
+        """Create the slot; drop the slot of an earlier ring.
 
-        The scn is that of the slot's consistent point: every transaction that commits later
-        comes with the stream, every finished one is visible in a chunk.
+        The scn is that of the slot's consistent point: the stream has every transaction that
+        commits later, and a chunk shows every transaction that ended earlier.
         """
         try:
             slot = await self._catalogue.slot()
@@ -202,7 +202,7 @@ class PostgresSource:
         self._acked_scn = max(self._acked_scn, after_scn)
         kept = self._restored[0] if self._restored else PostgresResumeState(self._timeline)
         announced = AnnouncedSchemas(kept.announced)
-        announced.assume(self._at_first)
+        announced.assume(self._schemas_at_open)
         for source, change in self._suspend_first.items():
             _log.warning(
                 "database %s: %s is suspended: %s", self._settings.name, source, change.why
@@ -279,7 +279,7 @@ class PostgresSource:
             return
         if source in self._unpublished:
             raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
-        # What they wrote before it was published has no events, and is not to be seen yet.
+        # Open transactions may have written to it before it was published, without events.
         await self._catalogue.wait_for_writers(table)
         table.schema(self._settings.special_values)
         if self._stream is not None:
@@ -389,17 +389,17 @@ class PostgresSource:
     async def _publish(self) -> None:
         """Update the publication; suspend tables that it does not publish completely.
 
-        A table without a key must stay out: publishing it would make the application's own
-        updates and deletes fail.  One that had a key when it was added is taken out again.
+        A table without a key is not published: the application's own updates and deletes of it
+        would fail.  A published table that loses its key is removed from the publication.
         """
-        self._met.clear()
+        self._redefined_in_stream.clear()
         if self._stream is not None and (leaves := self._stream.take_leaves()):
-            # They existed before this look.
+            # These partitions existed before this discovery.
             self._published = self._published.with_partitions(leaves)
         tables = await self._tables()
-        self._welcome(tables)
+        self._suspend_reused_names(tables)
         wanted = [table for table in tables if table.key]
-        # Before any of them joins: from then on every change of a definition is noticed.
+        # Before a table is added: every change of its definition from then on is noticed.
         definitions = await self._catalogue.definitions(wanted)
         unpublished = {
             table.source: f"it has no key that identifies its rows; {key_remedy(table)}"
@@ -416,7 +416,7 @@ class PostgresSource:
                 self._suspend_all(f"the publication {self._settings.publication} is gone: {error}")
                 raise
             publication = await self._required_publication()
-        if self._resumes and self._published.tables is None:  # An earlier version did not look.
+        if self._resumes and self._published.tables is None:  # An earlier version did not store it.
             whole = [table for table in wanted if publication.problem(table) is None]
             self._published = self._published.after(whole, publication, definitions)
         for table in wanted:
@@ -436,7 +436,7 @@ class PostgresSource:
         unkeyed = [table for table in tables if not table.key and table.source in published]
         for table in unkeyed:
             if table.oid in publication.members:
-                unpublished[table.source] += await self._taken_out(table)
+                unpublished[table.source] += await self._remove_unkeyed(table)
             self._suspend_until(table.source, unpublished[table.source], key_remedy(table))
         if unkeyed:
             self._published = self._published.without(unkeyed)
@@ -446,7 +446,7 @@ class PostgresSource:
         )
         await self._suspend_gone(tables)
         publication = await self._required_publication()
-        await self._look(wanted, publication, definitions, unpublished)
+        await self._check_published(wanted, publication, definitions, unpublished)
         if self._stream is not None:
             self._stream.add_found(self._published.oids)
         name = self._settings.name
@@ -455,9 +455,11 @@ class PostgresSource:
                 _log.warning("database %s: %s is not captured: %s", name, source, reason)
         self._unpublished = unpublished
 
-    async def _taken_out(self, table: PostgresTable) -> str:
-        """Take a table without a key out of the publication: the server refuses the application's
-        updates of it.  What remains to be done by others."""
+    async def _remove_unkeyed(self, table: PostgresTable) -> str:
+        """Remove a table without a key from the publication; returns what the operator must do.
+
+        While it is published, the server refuses the application's updates of it.
+        """
         try:
             await self._catalogue.reduce_publication(table)
         except (
@@ -496,11 +498,11 @@ class PostgresSource:
         oid, known = await self._catalogue.oid_named(source), self._published.oids.get(source)
         if oid is None:
             return True
-        # Another table has its name, which cannot be captured.
+        # Another relation that cannot be captured has its name.
         return known not in (None, oid) and await self._catalogue.table(oid) is None
 
-    def _welcome(self, tables: Iterable[PostgresTable]) -> None:
-        """Suspend tables that took the names of dropped ones: each has to be read."""
+    def _suspend_reused_names(self, tables: Iterable[PostgresTable]) -> None:
+        """Suspend tables with the names of dropped tables: each must be dumped."""
         for table in tables:
             name = table.source
             if self._published.is_gone(name) or self._published.is_forgotten(name):
@@ -508,7 +510,7 @@ class PostgresSource:
                 self._suspend(name, DefinitionGap(_RETURNED, rows_remain=False))
 
     def _suspend_all(self, why: str) -> None:
-        """Suspend all tables: none has events until a look finds the publication whole."""
+        """Suspend all tables: none has events until the publication exists again."""
         cure = create_publication_sql(self._settings.publication, [])
         gone = {
             source: f"{why}; {cure}" for source in self._published.oids
@@ -525,7 +527,7 @@ class PostgresSource:
         return publication
 
     async def _redefined(self, table: PostgresTable) -> DefinitionGap | None:
-        """How a table's rows may have changed with its definition since the last look."""
+        """How a table's rows may have changed with its definition since the last discovery."""
         if table.source not in (self._published.tables or {}):
             return None
         definition = (await self._catalogue.definitions([table])).get(table.oid)
@@ -533,18 +535,21 @@ class PostgresSource:
         if change is None or definition is None:
             return None
         self._published = self._published.redefined(table, definition)
-        self._met.add(table.source)
+        self._redefined_in_stream.add(table.source)
         return change
 
-    async def _look(
+    async def _check_published(
         self,
         tables: list[PostgresTable],
         publication: Publication,
         definitions: dict[int, Definition],
         unpublished: dict[str, str],
     ) -> None:
-        """Stop the tables that the publication does not give whole, or has not all the time, and
-        those whose rows have changed with their definition."""
+        """Suspend the tables whose changes may not all be in the stream.
+
+        The publication does not publish them completely, or did not for a while, or their rows
+        changed with their definition.
+        """
         is_new = not self._resumes and self._stream is None
         whole = []
         for table in tables:
@@ -552,24 +557,26 @@ class PostgresSource:
             if problem is not None:
                 is_known = self._unpublished.get(table.source) == str(problem)
                 if not is_known and await self._catalogue.table(table.oid) != table:
-                    continue  # It was altered or dropped meanwhile: the next look finds that.
+                    continue  # It was altered or dropped meanwhile: the next discovery examines it.
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend_until(table.source, str(problem), problem.cure)
                 continue
             self._suspended.wait_for(table.source, "")
             # The stream may have read a later definition meanwhile.
-            definition = None if table.source in self._met else definitions.get(table.oid)
+            definition = (
+                None if table.source in self._redefined_in_stream else definitions.get(table.oid)
+            )
             moved = await self._moved.other_rows(
                 table, self._published, publication, definition, self._stream
             )
             if moved is None:
-                continue  # A later look examines it.
+                continue  # A later discovery examines it.
             whole.append(table)
             gap = None if is_new else self._published.gap(table, publication, definition, moved)
             known = (self._published.tables or {}).get(table.source)
             if gap and (known is not None or not await self._is_empty(table)):
                 self._suspend(table.source, gap)
-        later = {table.oid for table in whole if table.source in self._met}
+        later = {table.oid for table in whole if table.source in self._redefined_in_stream}
         found = {oid: found for oid, found in definitions.items() if oid not in later}
         self._moved.seen(whole, found)
         after = self._published.after(whole, publication, found)

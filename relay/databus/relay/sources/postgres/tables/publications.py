@@ -73,12 +73,12 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 class Problem:
     """Why a table is not published completely, and the statement that fixes it.
 
-    ``is_lack``: the table is not in the publication.
+    ``is_absent``: the table is not in the publication.
     """
 
     what: str
     cure: str
-    is_lack: bool = False
+    is_absent: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}; {self.cure}"

@@ -253,21 +253,23 @@ def _is_rewritten(known: Definition, now: Definition) -> bool:
 
 
 def _is_only_cleared(old: _Column, column: _Column) -> bool:
-    """Whether the value in the catalogue has gone into the rows.  An altered type would also have
-    written the column's default anew."""
+    """Whether the rows now store the value that the catalogue had for older rows.
+
+    An altered type would also have rewritten the column's default.
+    """
     is_cleared = old.is_missing and not column.is_missing
     return is_cleared and column.default is not None and old.default == column.default
 
 
 def _types_changed(known: str, now: str) -> str:
-    """Why values of the types that columns are made of read otherwise; "" if they do not."""
+    """Why values of the columns' types are read differently now; "" if they are not."""
     if known == now:
         return ""
     before, after = json.loads(known or "{}"), json.loads(now or "{}")
     for oid in before.keys() & after.keys():
         old, new = before[oid] or {}, after[oid] or {}
         if isinstance(old, dict) and isinstance(new, dict):
-            # Labels that are added are in no row yet.
+            # No row has an added label yet.
             if not old.items() <= new.items():
                 return "a label of an enum in its columns was renamed"
         elif old != new:
