@@ -293,13 +293,10 @@ class PostgresSource:
 
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
-        suspensions = self._suspended.suspensions
-        gone = {
-            source: replace(stop, is_gone=True)
-            for source, stop in suspensions.items()
-            if self._published.is_gone(source)
+        return {
+            source: replace(stop, is_gone=True) if self._published.is_gone(source) else stop
+            for source, stop in self._suspended.suspensions.items()
         }
-        return {**suspensions, **gone} if gone else suspensions
 
     async def confirm_drop(self, source: str) -> None:
         """See ``DropConfirmingSource``."""
