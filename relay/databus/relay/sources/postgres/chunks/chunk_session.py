@@ -26,6 +26,7 @@ from databus.relay.sources.postgres.protocol.replication_connection import (
     PostgresError,
     ReplicationConnection,
     error_of,
+    values_of,
 )
 from databus.relay.sources.postgres.protocol.text_encodings import UTF8
 from databus.relay.sources.postgres.rows.postgres_kernel_tables import PostgresKernelTables
@@ -232,18 +233,8 @@ def _length(block: memoryview, at: int) -> int:
 
 
 def texts_of(message: bytes) -> tuple[bytes | None, ...]:
-    """The values of a DataRow message, unconverted."""
-    (count,) = _SHORT.unpack_from(message, 5)
-    at, values = 7, list[bytes | None]()
-    for _ in range(count):
-        (length,) = _INT.unpack_from(message, at)
-        at += 4
-        if length == 0xFFFFFFFF:
-            values.append(None)
-        else:
-            values.append(message[at : at + length])
-            at += length
-    return tuple(values)
+    """The values of a DataRow message with its header, unconverted."""
+    return values_of(message, 5)
 
 
 class ChunkSession(ReplicationConnection):

@@ -324,7 +324,7 @@ class ReplicationConnection:
     async def query(self, sql: str) -> list[tuple[bytes | None, ...]]:
         """Run SQL with the simple protocol; returns the rows, every value in its text form."""
         self._send(b"Q", self._encoded(sql) + b"\0")
-        return [_row(payload) async for payload in self._rows()]
+        return [values_of(payload) async for payload in self._rows()]
 
     async def select(self, sql: str, parameters: Sequence[str]) -> list[tuple[bytes | None, ...]]:
         """Run one statement with the extended protocol; values and parameters in text form.
@@ -338,7 +338,7 @@ class ReplicationConnection:
         self._send(b"B", b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound + b"\0\0")
         self._send(b"E", b"\0" + _INT.pack(0))
         self._send(b"S", b"")
-        return [_row(payload) async for payload in self._rows()]
+        return [values_of(payload) async for payload in self._rows()]
 
     def _encoded(self, text: str) -> bytes:
         """A text in the server's encoding.
@@ -543,15 +543,16 @@ def error_of(payload: bytes | memoryview) -> PostgresError:
     return PostgresError(fields)
 
 
-def _row(payload: bytes) -> tuple[bytes | None, ...]:
-    (count,) = _SHORT.unpack_from(payload)
-    at, values = 2, list[bytes | None]()
+def values_of(message: bytes, at: int = 0) -> tuple[bytes | None, ...]:
+    """The values of a DataRow whose content begins at ``at``, unconverted."""
+    (count,) = _SHORT.unpack_from(message, at)
+    at, values = at + 2, list[bytes | None]()
     for _ in range(count):
-        (length,) = _INT.unpack_from(payload, at)
+        (length,) = _INT.unpack_from(message, at)
         at += 4
         if length == 0xFFFFFFFF:
             values.append(None)
         else:
-            values.append(payload[at : at + length])
+            values.append(message[at : at + length])
             at += length
     return tuple(values)
