@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ import pytest
 
 from databus.common.errors import SourceUnavailable
 from databus.relay.processes.fetcher_status import FetcherState
+from databus.relay.sources.postgres.chunks import postgres_chunks
 from databus.relay.sources.postgres.protocol import replication_connection
 from databus.relay.sources.postgres.protocol.postgres_settings import read_settings
 from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
@@ -30,7 +33,7 @@ ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY)"
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_stream, "_ASK_AFTER_S", 0.5)
+    monkeypatch.setattr(slot_stream, "_REQUEST_REPLY_AFTER_S", 0.5)
     monkeypatch.setattr(slot_stream, "_SILENCE_S", 3.0)
     monkeypatch.setattr(postgres_catalogue, "_ANSWER_S", 3.0)
     monkeypatch.setattr(replication_connection, "_ANSWER_S", 2.0)
@@ -73,9 +76,9 @@ async def test_a_quiet_server_is_asked_and_not_given_up(postgres_database: Fresh
             async for _ in batches:
                 assert source._stream is not None
                 silent_s = source._stream._connection.silent_s
-                if was_silent and silent_s < slot_stream._ASK_AFTER_S:
+                if was_silent and silent_s < slot_stream._REQUEST_REPLY_AFTER_S:
                     return  # It has answered.
-                was_silent |= silent_s >= slot_stream._ASK_AFTER_S
+                was_silent |= silent_s >= slot_stream._REQUEST_REPLY_AFTER_S
 
 
 async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_not(
@@ -96,6 +99,8 @@ async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_
             stream._connection.silent_s = 99.0
             await stream._require_sender()
             assert stream._connection.silent_s == 0.0
+            assert f"process {own['pid']} has sent nothing" in stream.warnings()[0]
+            assert "99 s" in (await source.status())["warnings"][0]
             monkeypatch.setattr(kind, "server_process", 0)
             with pytest.raises(SourceUnavailable, match="is gone"):
                 await stream._require_sender()
@@ -143,6 +148,37 @@ async def test_one_process_that_hangs_between_two_statements_is_given_up(
         finally:
             os.kill(session.server_process, signal.SIGCONT)
         assert list(await table_of(source, "public.orders")) == [(1,)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_process_that_is_stopped_while_it_works_is_named_and_given_up(
+    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next read of the same table may take twice as long."""
+    monkeypatch.setattr(replication_connection, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(postgres_chunks, "_WORK_LIMIT_S", 4.0)
+    db = postgres_database
+    db.execute("CREATE VIEW public.waiting AS SELECT 1 AS id FROM pg_sleep(90)")
+    db.execute(ORDERS)
+    db.execute("INSERT INTO orders VALUES (1)")
+    async with opened(config_of(db)) as source:
+        table = await source._table("public.orders")
+        slow = replace(table, source="public.waiting", table_name="waiting")
+        reading = asyncio.ensure_future(source._chunks.largest_key(slow))
+        working = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+        ((process,),) = await eventually(lambda: asyncio.to_thread(db.execute, working), 30)
+        os.kill(process, signal.SIGSTOP)
+        try:
+            warnings = await eventually(source._chunks.warnings, 30, "it is named")
+            assert f"process {process} has not answered a statement for public.waiting" in warnings[0]
+            assert warnings[0] in (await source.status())["warnings"]
+            with pytest.raises(SourceUnavailable, match=f"{process} has not answered .*waiting"):
+                await reading
+        finally:
+            os.kill(process, signal.SIGCONT)
+        await eventually(lambda: not source._chunks.warnings(), 30, "it is closed")
+        assert list(await table_of(source, "public.orders")) == [(1,)]
+        assert source._chunks._session(slow).work_limit_s == 8.0
 
 
 @pytest.mark.usefixtures("impatient")

@@ -336,7 +336,7 @@ class PostgresSource:
             "publication": self._settings.publication,
             "refused_tables": dict(self._unpublished),
             "stopped_tables": self._suspended.document(),
-            "warnings": self._suspended.warnings(),
+            "warnings": [*self._suspended.warnings(), *self._chunks.warnings()],
         }
         status["warnings"] += [
             f"{source} cannot be captured: {why}"
@@ -345,10 +345,7 @@ class PostgresSource:
         ]
         if self._stream is not None:
             status["encrypted"] = self._stream.encrypted
-            if self._stream.discovery_error:
-                status["warnings"].append(
-                    f"the catalogue could not be compared: {self._stream.discovery_error}"
-                )
+            status["warnings"] += self._stream.warnings()
         if slot is not None:
             status["retained_bytes"] = slot.retained_bytes
             status["wal_status"] = slot.wal_status

@@ -42,6 +42,8 @@ _SCHEMA_TRIES = 5
 _FIRST_ROWS = 16
 """The rows that a chunk requests first, before their size is known."""
 _BYTEA = 17
+_WORK_LIMIT_S = 600.0
+"""How long the server may work on a chunk without sending a byte: its process can be stopped."""
 _UNDEFINED = ("42703", "42P01", "0A000")
 _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # In key order by the key's index, even if a table has no statistics yet: a plan that sorts the
@@ -58,6 +60,8 @@ class PostgresChunkReader:
     Invariants:
         I1. A chunk's rows, snapshot and schema are consistent: the table's definition is compared
             while the chunk's transaction still locks the table.
+        I2. After a read that the server worked on for too long, the next one of the same table may
+            take twice as long.
 
     Owner: one event loop; the sessions have their own loop and thread, so that the stream does
         not wait for the conversion of rows.
@@ -73,6 +77,7 @@ class PostgresChunkReader:
         self._sessions = weakref.WeakSet[ChunkSession]()
         self._as_text: set[int] = set()
         self._steps: dict[int, int] = {}
+        self._work_limits_s: dict[int, float] = {}
 
     async def close(self) -> None:
         """End the sessions and their thread; an active read fails."""
@@ -80,6 +85,10 @@ class PostgresChunkReader:
             await self._loop.run(_close(list(self._sessions)))
         self._idle.clear()
         self._loop.close()
+
+    def warnings(self) -> list[str]:
+        """The reads that the server has not answered for a minute or longer."""
+        return [session.overdue for session in list(self._sessions) if session.overdue]
 
     async def largest_key(self, table: PostgresTable) -> list[Any] | None:
         """The last key in the order of the key's index; None if the table is empty."""
@@ -104,14 +113,14 @@ class PostgresChunkReader:
     async def _one_key(
         self, table: PostgresTable, sql: str, parameters: Sequence[str]
     ) -> list[Any] | None:
-        session = self._session()
+        session = self._session(table)
         try:
             rows = await self._loop.run(_read_only(session, sql, parameters))
         except PostgresError as error:
             await self._loop.run(_close([session]))
             raise SourceUnavailable(f"a key of {table.source}: {error}") from error
         except BaseException:
-            self._loop.drop(session)
+            self._drop(session, table)
             raise
         self._idle.append(session)
         return self._key_values(table, rows[0], session.encoding) if rows else None
@@ -133,7 +142,7 @@ class PostgresChunkReader:
 
     async def write_watermark(self, table: PostgresTable, token: str) -> None:
         """Commit a token in the row with the id 1."""
-        session = self._session()
+        session = self._session(table)
         text = literal(token)
         try:
             await self._loop.run(
@@ -149,14 +158,14 @@ class PostgresChunkReader:
                 f"(id int PRIMARY KEY, token text NOT NULL), and GRANT INSERT, UPDATE, SELECT on it"
             ) from error
         except BaseException:
-            self._loop.drop(session)
+            self._drop(session, table)
             raise
         self._idle.append(session)
 
     async def read(self, table: PostgresTable, request: ChunkRequest) -> Chunk:
         """One chunk; it is read again if the table is altered during the read."""
         for _ in range(_SCHEMA_TRIES):
-            session = self._session()
+            session = self._session(table)
             try:
                 chunk = await self._loop.run(self._read(session, table, request))
                 # The transaction still locks the table, so the catalogue cannot change.
@@ -170,7 +179,7 @@ class PostgresChunkReader:
                 if now == table:
                     raise _refused(table, error) from error
             except BaseException:
-                self._loop.drop(session)
+                self._drop(session, table)
                 raise
             else:
                 self._idle.append(session)
@@ -298,14 +307,24 @@ class PostgresChunkReader:
             for column, text in zip(schema.key_columns, texts, strict=True)
         ]
 
-    def _session(self) -> ChunkSession:
+    def _session(self, table: PostgresTable) -> ChunkSession:
+        session = self._idle_session() or ChunkSession(self._settings)
+        self._sessions.add(session)
+        session.purpose = f"a statement for {table.source}"
+        session.work_limit_s = self._work_limits_s.get(table.oid, _WORK_LIMIT_S)
+        return session
+
+    def _idle_session(self) -> ChunkSession | None:
         while self._idle:
             session = self._idle.pop()
             if not session.is_closed:
                 return session
-        session = ChunkSession(self._settings)
-        self._sessions.add(session)
-        return session
+        return None
+
+    def _drop(self, session: ChunkSession, table: PostgresTable) -> None:
+        if session.silent_s >= session.work_limit_s:
+            self._work_limits_s[table.oid] = 2 * session.work_limit_s
+        self._loop.drop(session)
 
 
 async def _read_only(session: ChunkSession, sql: str, parameters: Sequence[str]) -> list[_TextRow]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import socket
 import struct
 import time
@@ -80,6 +82,8 @@ _SESSION = {
     # A relay that hangs during a chunk must not lock the table for ever.
     "idle_in_transaction_session_timeout": "5min",
 }
+
+_log = logging.getLogger(__name__)
 
 
 class PostgresError(Exception):
@@ -172,7 +176,8 @@ class ReplicationConnection:
             not wake the reader for every message; at the tail there is no delay.
 
     ``silent_s`` is the total time that ``receive`` has waited since the server last sent a byte;
-    the reader may set it to 0.
+    the reader may set it to 0.  ``purpose`` is what a report calls its statements.
+    ``work_limit_s`` is how long the server may work on an answer without sending a byte.
 
     Owner: one task reads; another task of the same loop may call ``send_status``.
     Raises: SourceUnavailable if the connection fails; PostgresError for requests that the server
@@ -187,6 +192,8 @@ class ReplicationConnection:
         self._recent_since_s = 0.0
         self.encrypted = False
         self.silent_s = 0.0
+        self.purpose = "a statement"
+        self.work_limit_s = math.inf
         self._cancel_key = b""
         self.encoding = text_encodings.UTF8
         self._is_converted = False
@@ -248,6 +255,16 @@ class ReplicationConnection:
     def server_process(self) -> int:
         """The server process of this session."""
         return int(_INT.unpack_from(self._cancel_key)[0]) if self._cancel_key else 0
+
+    @property
+    def overdue(self) -> str:
+        """The statement that the server has not answered for a minute or longer; "" if none."""
+        if self.silent_s < _ANSWER_S or self.is_closed:
+            return ""
+        return (
+            f"server process {self.server_process} has not answered {self.purpose} for "
+            f"{self.silent_s:.0f} s; pg_stat_activity shows what it waits for"
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -438,12 +455,17 @@ class ReplicationConnection:
         """Receive once.  The server can take long for its answer.
 
         Raises:
-            SourceUnavailable: it has sent nothing for a minute and is not running a query.
+            SourceUnavailable: it has sent nothing for a minute and is not running a query, or it
+                has sent nothing for ``work_limit_s``.
         """
         while not await self._more(_ANSWER_S, missing):
             # Until the session has a key, the time limit of ``connect`` applies.
             idle = await self._is_idle() if self._cancel_key else ""
             if not idle:
+                if self.silent_s < 2 * _ANSWER_S:
+                    _log.warning("%s: %s", self._settings.address, self.overdue)
+                if self.silent_s >= self.work_limit_s:
+                    raise SourceUnavailable(f"{self._settings.address}: {self.overdue}")
                 continue
             if await self._more(_LATE_S, missing):  # The answer has arrived.
                 return

@@ -112,6 +112,19 @@ class SlotStream:
         self._leaves_cache = (0, 0, PublishedTables())
         self._tasks: list[asyncio.Task[None]] = []
         self.discovery_error = ""
+        self._sender_worked_s = 0.0
+
+    def warnings(self) -> list[str]:
+        """What an operator should know of this stream."""
+        found = []
+        if self.discovery_error:
+            found.append(f"the catalogue could not be compared: {self.discovery_error}")
+        if self._sender_worked_s:
+            found.append(
+                f"server process {self._connection.server_process} has sent nothing of the stream "
+                f"for {self._sender_worked_s:.0f} s; pg_stat_activity shows what it waits for"
+            )
+        return found
 
     @property
     def encrypted(self) -> bool:
@@ -188,6 +201,7 @@ class SlotStream:
                     _RESOLVED_S if waiting else _QUIET_S, is_behind=self._is_behind()
                 )
                 if block is not None:
+                    self._sender_worked_s = 0.0
                     async for batch in self._read(block):
                         reported, reported_at_s = batch.resolved, clock()
                         yield batch
@@ -230,7 +244,10 @@ class SlotStream:
         sql = WORK_SQL.format(process=self._connection.server_process)
         rows = await self._catalogue.fetch(sql)
         if rows and rows[0]["waits"] not in WAITING:
+            self._sender_worked_s += self._connection.silent_s
             self._connection.silent_s = 0.0
+            if self._sender_worked_s < 2 * _SILENCE_S:
+                _log.warning("database %s: %s", self._settings.name, self.warnings()[-1])
             return
         state = "waits for us" if rows else "is gone"
         raise SourceUnavailable(
