@@ -125,6 +125,11 @@ class SqliteSite(Site):
 
 def connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, timeout=0.05, check_same_thread=False)
+    # A function and a collation that the relay does not have.
+    connection.create_function("fold", 1, lambda value: str(value).lower(), deterministic=True)
+    connection.create_collation(
+        "own", lambda a, b: (a.lower() > b.lower()) - (a.lower() < b.lower())
+    )
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA synchronous = OFF")
     return connection

@@ -34,6 +34,8 @@ class SqliteGrammar(Grammar):
         end = self.pick("", "", "", " WITHOUT ROWID", " STRICT")
         if end == " STRICT":
             columns = ["`a` TEXT", "`b` INTEGER", "`c` REAL", "`d` BLOB"]
+        if self.chance(0.1):
+            columns.append("`f` TEXT COLLATE own" + self.pick("", " UNIQUE"))
         kind = self.pick("INTEGER PRIMARY KEY", "INTEGER PRIMARY KEY", "INTEGER NOT NULL")
         if end == "" and self.chance(0.2):
             kind = "INTEGER PRIMARY KEY AUTOINCREMENT"
@@ -105,7 +107,8 @@ class SqliteGrammar(Grammar):
             name = f"`u{self.next_number()}`"
             yield f"DELETE FROM {quoted(table.name)}"
             yield self.insert(table)
-            yield f"CREATE UNIQUE INDEX {name} ON {quoted(table.name)} ({column})"
+            indexed = self.pick(column, column, f"fold({column})", f"{column} COLLATE own")
+            yield f"CREATE UNIQUE INDEX {name} ON {quoted(table.name)} ({indexed})"
             for _ in range(3):
                 yield self.insert(table, 1, "INSERT OR REPLACE INTO")
             yield f"UPDATE OR REPLACE {quoted(table.name)} SET {self.assignments(table)}"

@@ -446,6 +446,24 @@ async def test_a_table_with_an_index_that_the_relay_cannot_read_is_named_and_lef
     await source.close()
 
 
+async def test_if_every_writer_sets_recursive_triggers_a_brief_index_suspends_nothing(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    writer.executescript(TABLE + "PRAGMA recursive_triggers = ON")
+    source = SqliteSource(config(path, recursive_triggers=True))
+    await source.open()
+    await source.close()
+    writer.executescript("CREATE UNIQUE INDEX ta ON t (a); INSERT INTO t VALUES (1, 'a', 1, 1)")
+    writer.executescript("REPLACE INTO t VALUES (2, 'a', 2, 2); DROP INDEX ta")
+    source = SqliteSource(config(path, recursive_triggers=True))
+    source.restore("", None, 1)
+    await source.open()
+    copy: dict[str, Any] = {}
+    applied(copy, await Reader(source, 1).until(log.last_id(writer)))
+    assert copy.keys() == {repr({"id": 2})}
+    await source.close()
+
+
 @pytest.mark.parametrize("shape", [name for name in UNREADABLE if "key" not in name])
 async def test_if_every_writer_sets_recursive_triggers_any_index_is_followed(
     path: Path, writer: sqlite3.Connection, shape: str
@@ -474,6 +492,27 @@ async def test_if_every_writer_sets_recursive_triggers_a_legacy_rename_fails_no_
     writer.executescript("PRAGMA legacy_alter_table = ON; ALTER TABLE t RENAME TO u")
     writer.execute("REPLACE INTO u VALUES (1, 'a', 1, 1)")
     writer.execute("UPDATE u SET a = 'b'")
+
+
+@pytest.mark.parametrize("end", ["", "WITHOUT ROWID"])
+async def test_a_collation_of_the_application_holds_up_no_stream_when_definitions_change(
+    path: Path, writer: sqlite3.Connection, end: str
+) -> None:
+    """Definitions that appear and disappear have the relay look at the last column's values."""
+    writer.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT COLLATE own) {end}")
+    source = SqliteSource(config(path))
+    await source.open()
+    writer.execute("INSERT INTO t VALUES (1, 'a')")
+    await source.close()
+    writer.executescript("CREATE VIEW v AS SELECT 1; DROP VIEW v")
+    source = SqliteSource(config(path))
+    source.restore("", None, 2)
+    await source.open()
+    writer.execute("INSERT INTO t VALUES (2, 'b')")
+    assert len(await Reader(source, 2).until(log.last_id(writer))) == 1
+    assert source.suspended() == {}
+    assert len(list((await source.read_chunk(ChunkRequest("main.t", 9))).rows)) == 2
+    await source.close()
 
 
 async def test_a_table_whose_key_has_a_collation_of_the_application_is_dumped(

@@ -373,7 +373,8 @@ def has_only_defaults(
     """Whether the first rows of a table have a column's default value, but for ``spared``."""
     value = quoted(column)
     (count,) = connection.execute(
-        f"SELECT count(*) FROM (SELECT {value} FROM {quoted(table)} LIMIT ?) "
+        f"SELECT count(*) FROM (SELECT {value} COLLATE BINARY {value} FROM {quoted(table)} "
+        "LIMIT ?) "
         f"WHERE {value} IS NOT ({default or 'NULL'})",
         (2 * spared + _LOOKED_AT,),
     ).fetchone()

@@ -196,9 +196,10 @@ class CapturedTables:
             unexplained - log.index_count(db, remade, besides=created) - _altered_columns(defined)
         )
         self._doubts.clear()
+        is_doubtful = hidden >= _STATEMENTS_OF_INDEXING and self._search is replacements.conflicts
         for table, schema in defined.schemas.items():
             version, document = defined.versions.get(schema.source, (0, ""))
-            if hidden >= _STATEMENTS_OF_INDEXING and log.has_events(db, schema, since_id):
+            if is_doubtful and log.has_events(db, schema, since_id):
                 self._doubts[table] = Unseen(INDEXED_BRIEFLY)
             if not version:
                 self._new.append(table)
