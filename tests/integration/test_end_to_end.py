@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tests.support.system import (
     wait_for,
     wait_s,
 )
-from tests.support.waiting import PATIENCE
+from tests.support.tables import get
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -43,11 +42,6 @@ def make_system(request: pytest.FixtureRequest, tmp_path: Path, processes: Proce
         return System(tmp_path, shop, url, processes, **options)
 
     return make
-
-
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
-        return json.loads(answer.read())
 
 
 def oldest_scn(system: System) -> int:

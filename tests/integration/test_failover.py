@@ -29,12 +29,13 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_replicas import follow, local, primary_and_replica
 from tests.support.postgres_standby import (
     caught_up,
+    insert,
     inspect_log,
     primary_and_standby,
     promote,
 )
 from tests.support.relay_process import ring_position
-from tests.support.replica_writer import Writer
+from tests.support.replica_writer import Writer, rows_of
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -50,11 +51,6 @@ def several(
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
     return database_config("shop", url, "shop.*", **options)
-
-
-def rows_of(server: MariaDBServer) -> dict[tuple[Any, ...], dict[str, Any]]:
-    rows = server.execute("SELECT id, v FROM shop.orders")
-    return {(number,): {"id": number, "v": v} for number, v in rows}
 
 
 @pytest.fixture
@@ -232,12 +228,6 @@ def standby_pair(tmp_path: Path) -> Iterator[tuple[PostgresServer, PostgresServe
     with primary_and_standby(tmp_path) as found:
         found[0].execute(TABLE, database="shop")
         yield found
-
-
-def insert(server: PostgresServer, first: int, count: int) -> None:
-    """So many transactions of one row."""
-    for number in range(first, first + count):
-        server.execute(f"INSERT INTO orders VALUES ({number}, 0)", database="shop")
 
 
 @pytest.mark.postgres

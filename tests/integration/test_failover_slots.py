@@ -9,18 +9,13 @@ import pytest
 
 from databus.cli.demo.private_servers import PostgresServer
 from tests.support.capture import capturing, database_config, ring_state, streaming
-from tests.support.postgres_standby import caught_up, primary_and_standby, promote
+from tests.support.postgres_standby import caught_up, insert, primary_and_standby, promote
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(240)]
 
 COPYING = ("sync_replication_slots=on", "hot_standby_feedback=on")
 SLOT = "SELECT failover, synced, NOT temporary FROM pg_replication_slots WHERE slot_name = %s"
-
-
-def insert(server: PostgresServer, first: int, count: int) -> None:
-    for number in range(first, first + count):
-        server.execute(f"INSERT INTO orders VALUES ({number}, 0)", database="shop")
 
 
 @pytest.mark.postgres

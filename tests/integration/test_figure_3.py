@@ -40,6 +40,7 @@ from databus.common.errors import BadCheckpoint, ClockMismatch, DatabusError, Lo
 from tests.support.mirror_process import stored_facts
 from tests.support.processes import Processes
 from tests.support.system import System, sqlite_shop
+from tests.support.tables import get
 from tests.support.waiting import PATIENCE, eventually, eventually_sync
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -105,11 +106,6 @@ class Follower(Mirror):
         if self.checkpoint is None or not self.is_consistent:
             return Position(0, 0)
         return self.checkpoint.position
-
-
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
-        return json.loads(answer.read())
 
 
 def position(document: dict[str, int]) -> Position:

@@ -19,14 +19,10 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.own_servers import mariadb  # noqa: F401  fixtures
 from tests.support.processes import Processes
 from tests.support.system import System, server_shop, wait_for
+from tests.support.tables import get
 from tests.support.waiting import PATIENCE, eventually_sync
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
-        return json.loads(answer.read())
 
 
 def database_of(system: System) -> dict[str, Any]:

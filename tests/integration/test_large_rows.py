@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame.frame_format import Op
-from databus.common.table_state import TableState, decode_table_state
 from databus.relay.processes.fetcher import Fetcher
 from tests.integration.test_stopped_tables import dump
 from tests.support.capture import (
@@ -21,7 +19,7 @@ from tests.support.capture import (
     streaming,
     upserted,
 )
-from tests.support.relay_process import ring_frames
+from tests.support.relay_process import table_states
 from tests.support.upstream import Upstream
 from tests.support.waiting import eventually
 
@@ -85,15 +83,6 @@ def settings(tables: WideTables, **changed: Any) -> DatabaseConfig:
     return DatabaseConfig.model_validate(config.model_dump() | values)
 
 
-def states(folder: Path) -> list[TableState]:
-    """What the stream says of tables, in order."""
-    return [
-        decode_table_state(bytes(view.after or b""))
-        for view in ring_frames(folder)
-        if view.op == Op.TABLE_STATE
-    ]
-
-
 def is_suspended(fetcher: Fetcher, source: str) -> bool:
     """Whether this table and no other is not followed."""
     return [(r.source, str(r.state)) for r in fetcher.tables.book] == [(source, "suspended")]
@@ -131,7 +120,7 @@ async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
         await calm_goes_on(tables, folder, 4)
         assert upserted(folder, wide)[0] == tables.rows("wide")
         assert len(list(fetcher.book)) == 1
-    assert [str(state.state) for state in states(folder)] == [
+    assert [str(state.state) for state in table_states(folder)] == [
         "suspended", "resynchronising", "followed",
     ]  # fmt: skip
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ from tests.support.capture import (
 )
 from tests.support.mysql_replicas import caught_up, follow, local, own_uuid, primary_and_replica
 from tests.support.mysql_server import MySQLServer, mysql_launcher
-from tests.support.replica_writer import Writer
+from tests.support.replica_writer import Writer, rows_of
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -39,11 +38,6 @@ def several(servers: tuple[MySQLServer, ...], uuids: str) -> DatabaseConfig:
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
     return database_config("shop", url, "shop.*", uuids=uuids)
-
-
-def rows_of(server: MySQLServer) -> dict[tuple[Any, ...], dict[str, Any]]:
-    rows = server.execute("SELECT id, v FROM shop.orders")
-    return {(number,): {"id": number, "v": v} for number, v in rows}
 
 
 def resume_scn(fetcher: Fetcher) -> int:

@@ -12,12 +12,19 @@ import pytest
 from databus.bootstrap.log.table_repairs import NOTE
 from databus.common.config import DatabaseConfig, parse
 from databus.relay.local_relay import LocalRelay
-from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.storm.replica import RingReplica, Table, differences
 from tests.support.bootstrap_log import note_of, seeded, written_log
-from tests.support.capture import PACE, capturing, database_config, ring_state, streaming, upserted
+from tests.support.capture import (
+    PACE,
+    capturing,
+    database_config,
+    is_settled,
+    ring_state,
+    streaming,
+    upserted,
+)
 from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
@@ -64,11 +71,6 @@ async def has_rows(folder: Path) -> None:
 
 def emptied(folder: Path, source: str = SOURCE) -> int:
     return ring_state(folder).ops.count(("t", source))
-
-
-def is_settled(fetcher: Fetcher) -> bool:
-    suspended = fetcher.suspended()
-    return suspended is not None and not suspended and not fetcher.tables.document()
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["while it runs", "while it is down"])

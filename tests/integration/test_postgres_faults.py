@@ -22,6 +22,7 @@ from databus.relay.sources.postgres.protocol.replication_connection import Repli
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import (
+    ORDERS,
     Seen,
     config_of,
     follow_to,
@@ -34,8 +35,6 @@ from tests.support.waiting import eventually, eventually_sync
 from tests.test_nothing_left_open import nothing_left_open
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
-
-ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, qty int)"
 
 
 @pytest.fixture

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.relay.processes.fetcher import Fetcher
-from tests.support.capture import capturing, database_config, streaming, upserted_of_each
+from tests.support.capture import (
+    capturing,
+    database_config,
+    is_settled,
+    streaming,
+    upserted_of_each,
+)
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
@@ -112,11 +117,6 @@ def copies_of(folder: Path, sources: Iterable[str]) -> dict[str, dict[int, int]]
 
 def rows_of(database: FreshDatabase, source: str) -> dict[int, int]:
     return dict(database.execute(f"SELECT id, v FROM {source}"))
-
-
-def is_settled(fetcher: Fetcher) -> bool:
-    suspended = fetcher.suspended()
-    return suspended is not None and not suspended and not fetcher.tables.document()
 
 
 def in_schemas_of(how: str, statement: str) -> str:

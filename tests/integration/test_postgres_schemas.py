@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import (
+    ITEMS,
+    ORDERS,
     Seen,
     config_of,
     follow,
@@ -12,9 +14,6 @@ from tests.support.postgres_follower import (
     opened,
     opened_on,
 )
-
-ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, qty int)"
-ITEMS = "CREATE TABLE items (a int, b text, v text, PRIMARY KEY (b, a))"
 
 
 async def test_ddl_under_load_keeps_every_row_readable(db: FreshDatabase) -> None:

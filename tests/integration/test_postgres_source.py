@@ -17,6 +17,8 @@ from databus.relay.sources.postgres.protocol.lsn import flush_lsn, parse_lsn
 from databus.relay.sources.postgres.stream.postgres_lineage import PostgresResumeState
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import (
+    ITEMS,
+    ORDERS,
     Seen,
     config_of,
     follow,
@@ -27,9 +29,6 @@ from tests.support.postgres_follower import (
     table_of,
 )
 from tests.support.waiting import PATIENCE, eventually
-
-ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, qty int)"
-ITEMS = "CREATE TABLE items (a int, b text, v text, PRIMARY KEY (b, a))"
 
 
 async def test_a_transaction_over_several_tables_is_one_window(db: FreshDatabase) -> None:

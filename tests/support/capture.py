@@ -60,6 +60,12 @@ async def capturing(
         await task
 
 
+def is_settled(fetcher: Fetcher) -> bool:
+    """Whether no table is suspended or being resynchronised."""
+    suspended = fetcher.suspended()
+    return suspended is not None and not suspended and not fetcher.tables.document()
+
+
 async def streaming(fetcher: Fetcher, timeout_s: float = 90.0) -> None:
     """Return when it is reading its source."""
     await eventually(lambda: fetcher.status.state == "streaming", timeout_s, "streaming")

@@ -19,6 +19,9 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.opened_source import opened_source
 from tests.support.waiting import PATIENCE
 
+ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, qty int)"
+ITEMS = "CREATE TABLE items (a int, b text, v text, PRIMARY KEY (b, a))"
+
 
 @dataclass(frozen=True)
 class Event:

@@ -67,3 +67,9 @@ def caught_up(primary: PostgresServer, standby: PostgresServer) -> None:
 def promote(standby: PostgresServer) -> None:
     """Make the standby a primary."""
     assert standby.execute("SELECT pg_promote(true, 60)") == [(True,)]
+
+
+def insert(server: PostgresServer, first: int, count: int) -> None:
+    """So many transactions of one row."""
+    for number in range(first, first + count):
+        server.execute(f"INSERT INTO orders VALUES ({number}, 0)", database="shop")

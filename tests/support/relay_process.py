@@ -14,7 +14,8 @@ import psutil
 
 from databus.common.checkpoint import Position
 from databus.common.frame import frame_format
-from databus.common.frame.frame_format import FrameView
+from databus.common.frame.frame_format import FrameView, Op
+from databus.common.table_state import TableState, decode_table_state
 from databus.relay.ring.ring import Ring
 from tests.support.processes import wait_process_gone
 from tests.support.waiting import PATIENCE, eventually_sync
@@ -143,3 +144,12 @@ def ring_frames(folder: Path) -> list[FrameView]:
             frames, place = reader.read(place, 1 << 30)
             data += bytes(frames)
         return list(frame_format.iter_frames(data))
+
+
+def table_states(folder: Path) -> list[TableState]:
+    """The states of tables in the ring, in order."""
+    return [
+        decode_table_state(bytes(view.after or b""))
+        for view in ring_frames(folder)
+        if view.op == Op.TABLE_STATE
+    ]

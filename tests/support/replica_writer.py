@@ -30,3 +30,9 @@ class Writer:
                         self._local(server, f"INSERT INTO local.notes (v) VALUES ({number})")
         finally:
             connection.close()
+
+
+def rows_of(server: Any) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The table that ``Writer`` writes, by key."""
+    rows = server.execute("SELECT id, v FROM shop.orders")
+    return {(number,): {"id": number, "v": v} for number, v in rows}

@@ -13,8 +13,7 @@ import pytest
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest
-from databus.common.frame.frame_format import Op
-from databus.common.table_state import CaptureState, TableState, decode_table_state
+from databus.common.table_state import CaptureState
 from databus.relay.dumps.dump_records import Dump, DumpState
 from databus.relay.dumps.resync import Resync, ResyncPace
 from databus.relay.dumps.resync_requests import change_table
@@ -28,7 +27,7 @@ from tests.support.capture import (
     streaming,
     upserted,
 )
-from tests.support.relay_process import ring_frames
+from tests.support.relay_process import table_states
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -37,18 +36,9 @@ _PASSING = shutil.ignore_patterns("*.sock", "*.new")
 """Files that may be gone before they are copied."""
 
 
-def states(folder: Path) -> list[TableState]:
-    """What the stream says of tables, in order."""
-    return [
-        decode_table_state(bytes(view.after or b""))
-        for view in ring_frames(folder)
-        if view.op == Op.TABLE_STATE
-    ]
-
-
 def words(folder: Path) -> list[tuple[str, str]]:
     """The same, without the reasons."""
-    return [(one.source, str(one.state)) for one in states(folder)]
+    return [(one.source, str(one.state)) for one in table_states(folder)]
 
 
 @pytest.fixture
@@ -99,8 +89,8 @@ async def test_a_suspended_table_is_emptied_and_dumped_without_anybody_asking(
             ("main.orders", "resynchronising"),
             ("main.orders", "followed"),
         ]
-        assert "triggers" in states(folder)[0].reason
-        assert states(folder)[0].since_scn > 0
+        assert "triggers" in table_states(folder)[0].reason
+        assert table_states(folder)[0].since_scn > 0
         await eventually(lambda: held(tmp_path) == rows(shop))
         shop.execute("UPDATE orders SET item = item || '!'")
         await eventually(lambda: held(tmp_path) == rows(shop))
@@ -151,7 +141,7 @@ async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
         await eventually(lambda: words(folder)[-1:] == [("main.orders", "followed")], 20)
         assert ring_state(folder).letters.count("t") == 1
         assert held(tmp_path) == rows(shop)
-    reasons = [state.reason for state in states(folder)]
+    reasons = [state.reason for state in table_states(folder)]
     assert any("too many rows differ" in reason for reason in reasons)
 
 
