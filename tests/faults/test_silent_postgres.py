@@ -170,7 +170,9 @@ async def test_one_process_that_is_stopped_while_it_works_is_named_and_given_up(
         os.kill(process, signal.SIGSTOP)
         try:
             warnings = await eventually(source._chunks.warnings, 30, "it is named")
-            assert f"process {process} has not answered a statement for public.waiting" in warnings[0]
+            assert (
+                f"process {process} has not answered a statement for public.waiting" in warnings[0]
+            )
             assert warnings[0] in (await source.status())["warnings"]
             with pytest.raises(SourceUnavailable, match=f"{process} has not answered .*waiting"):
                 await reading
