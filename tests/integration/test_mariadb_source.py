@@ -288,7 +288,7 @@ async def test_a_backlog_over_several_definitions_is_read_with_the_definition_of
     ]
 
 
-# -- what cannot be carried
+# -- what cannot be captured
 
 
 async def test_a_table_without_transactions_streams_but_is_not_dumped(

@@ -436,7 +436,7 @@ class _Follower:
                 await self._moved.wait()
 
 
-# -- what cannot be carried
+# -- what cannot be captured
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ class Case:
         self, name: str, view: Compared, replica: Replica, table: TableFacts, rows: list[Row]
     ) -> None:
         self.tally.comparisons[name] += 1
-        columns = [column.name for column in table.columns if column.is_carried]
+        columns = [column.name for column in table.columns if column.is_logged]
 
         def unequal() -> list[str]:
             held = replica.tables.get(table.source)

@@ -13,7 +13,7 @@ from tests.storm.replica import Row
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column as the catalogue has it; ``is_carried``: the server's log has it."""
+    """A column as the catalogue has it; ``is_logged``: the server's log has it."""
 
     name: str
     type: str
@@ -22,7 +22,7 @@ class Column:
     is_key: bool = False
     is_automatic: bool = False
     full_type: str = ""
-    is_carried: bool = True
+    is_logged: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

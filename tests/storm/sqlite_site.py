@@ -95,7 +95,7 @@ class SqliteSite(Site):
             columns = []
             for _, column, type_, notnull, _, key, hidden in infos:
                 columns.append(
-                    Column(column, type_, not notnull, hidden > 1, key > 0, is_carried=hidden < 2)
+                    Column(column, type_, not notnull, hidden > 1, key > 0, is_logged=hidden < 2)
                 )
             keys = tuple(row[1] for row in sorted(infos, key=lambda row: row[5]) if row[5])
             found.append(TableFacts("main", name, tuple(columns), keys, str(sql), kinds[name]))
