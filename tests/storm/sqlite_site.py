@@ -115,6 +115,9 @@ class SqliteSite(Site):
     def is_captured(self, schema: str) -> bool:
         return True
 
+    def is_undumped(self, table: TableFacts, why: str) -> bool:
+        return "only the application has" in why
+
     def restart(self, *, kill: bool) -> None:
         """There is no server."""
 

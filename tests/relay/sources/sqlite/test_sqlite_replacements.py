@@ -499,18 +499,20 @@ async def test_a_collation_of_the_application_holds_up_no_stream_when_definition
     path: Path, writer: sqlite3.Connection, end: str
 ) -> None:
     """Definitions that appear and disappear have the relay look at the last column's values."""
-    writer.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT COLLATE own) {end}")
+    columns = "id INTEGER PRIMARY KEY, b TEXT, a TEXT COLLATE own UNIQUE"
+    writer.execute(f"CREATE TABLE t ({columns}) {end}")
     source = SqliteSource(config(path))
     await source.open()
-    writer.execute("INSERT INTO t VALUES (1, 'a')")
+    writer.execute("INSERT INTO t VALUES (1, 'b', 'a')")
     await source.close()
     writer.executescript("CREATE VIEW v AS SELECT 1; DROP VIEW v")
     source = SqliteSource(config(path))
     source.restore("", None, 2)
     await source.open()
-    writer.execute("INSERT INTO t VALUES (2, 'b')")
+    writer.execute("INSERT INTO t VALUES (2, 'b', 'b')")
     assert len(await Reader(source, 2).until(log.last_id(writer))) == 1
     assert source.suspended() == {}
+    assert (await source.table_size("main.t")).rows == 2
     assert len(list((await source.read_chunk(ChunkRequest("main.t", 9))).rows)) == 2
     await source.close()
 

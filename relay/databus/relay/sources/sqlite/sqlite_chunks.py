@@ -104,8 +104,8 @@ class SqliteChunkReader:
         try:
             query = f"SELECT max(rowid) FROM {log.quoted(table)}"
             (rows,) = self._db.execute(query).fetchone()
-        except sqlite3.OperationalError:  # WITHOUT ROWID
-            query = f"SELECT count(*) FROM {log.quoted(table)}"
+        except sqlite3.OperationalError:  # WITHOUT ROWID; an index may have another collation
+            query = f"SELECT count(*) FROM {log.quoted(table)} NOT INDEXED"
             (rows,) = self._db.execute(query).fetchone()
         return TableSize(rows)
 
