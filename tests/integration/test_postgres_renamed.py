@@ -248,3 +248,53 @@ async def test_rows_go_with_a_partition_that_was_there_between_two_looks_alone(
         )
         await eventually(lambda: is_settled(fetcher), 30, "settled")
         assert {source: copy_of(folder, source) for source in sources} == wanted
+
+
+@pytest.mark.parametrize("publication", PUBLICATIONS)
+@pytest.mark.parametrize("is_attached", [False, True], ids=["detached", "attached"])
+async def test_later_rows_of_a_partition_come_under_the_name_that_it_has_now(
+    postgres_database: FreshDatabase, tmp_path: Path, publication: str, is_attached: bool
+) -> None:
+    """PostgreSQL 13 goes on to send them under the earlier name, until it is connected again."""
+    db, folder = postgres_database, tmp_path / "shop"
+    db.execute(
+        "CREATE SCHEMA shop; CREATE TABLE shop.root (id int PRIMARY KEY, v int) "
+        "PARTITION BY RANGE (id); "
+        "CREATE TABLE shop.rest PARTITION OF shop.root FOR VALUES FROM (100) TO (200)"
+    )
+    part, attach = "CREATE TABLE shop.part", "FOR VALUES FROM (0) TO (100)"
+    db.execute(
+        f"{part} (id int PRIMARY KEY, v int)"
+        if is_attached
+        else f"{part} PARTITION OF shop.root {attach}"
+    )
+    options = of_kind(db, publication)
+    # A captured table that has become a partition is suspended as long as it is one.
+    sources = ("shop.root",) if is_attached else ("shop.root", "shop.part")
+
+    def stored() -> dict[str, dict[int, int]]:
+        return {source: rows_of(db, source) for source in sources}
+
+    async with capturing(config_of(db, discover_every="200ms", **options), tmp_path) as fetcher:
+
+        def suspended() -> set[str]:
+            return {str(record["source"]) for record in fetcher.tables.document()}
+
+        await streaming(fetcher)
+        db.execute("INSERT INTO shop.part VALUES (1, 10), (2, 20)")
+        db.execute("INSERT INTO shop.root VALUES (101, 10)")
+        name = "shop.part" if is_attached else "shop.root"
+        await eventually(lambda: copy_of(folder, name).get(2) == 20, 30, "followed")
+        how = (
+            f"ATTACH PARTITION shop.part {attach}" if is_attached else "DETACH PARTITION shop.part"
+        )
+        db.execute(f"ALTER TABLE shop.root {how}")
+        for value in (11, 12, 13):
+            await eventually(lambda: copies_of(folder, sources) == stored(), 30, "equal")
+            await eventually(lambda: not suspended() & {*sources}, 30, "followed")
+            db.execute(f"UPDATE shop.part SET v = {value} WHERE id = 1")
+            db.execute(f"INSERT INTO shop.root VALUES ({100 + value}, {value})")
+            await eventually(
+                lambda v=value: copy_of(folder, "shop.root").get(100 + v) == v, 30, "the other part"
+            )
+        await eventually(lambda: copies_of(folder, sources) == stored(), 30, "equal")

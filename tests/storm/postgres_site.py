@@ -37,7 +37,7 @@ MAKE_RELAY = "; ".join(_OF_RELAY)
 _RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
 _LACKING = ("the server refuses", "REPLICATION attribute", "may not read", "permission denied")
 _LOSES = re.compile(
-    r"drop\s+publication\s+\S?storm_stream|pg_drop_repl|slot_advance", re.IGNORECASE
+    r"\bdrop\b.*\bpublication\b.*storm_stream|pg_drop_repl|slot_advance", re.IGNORECASE | re.DOTALL
 )
 LOADED = "1\tone\n2\ttwo, t1\n3\tTRUNCATE TABLE t1\n"
 _SESSION = "-c lock_timeout=5 -c statement_timeout=8000"

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest
+from databus.common.errors import BadRequest, UnsupportedChange
 from databus.common.table_state import CaptureState
 from databus.relay.dumps.dump_records import Dump, DumpState
-from databus.relay.dumps.resync import Resync, ResyncPace
+from databus.relay.dumps.resync import MOST_IDLE_PAUSE_S, Resync, ResyncPace
 from databus.relay.dumps.resync_requests import change_table
 from databus.relay.processes.fetcher import Fetcher
+from databus.relay.sources.contract import Chunk, ChunkRequest
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from databus.relay.sources.suspended_tables import TableSuspension
 from tests.support.capture import (
     PACE,
@@ -143,6 +147,37 @@ async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
         assert held(tmp_path) == rows(shop)
     reasons = [state.reason for state in table_states(folder)]
     assert any("too many rows differ" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("rows_before", "longest_s"), [(0, MOST_IDLE_PAUSE_S), (1, 200)])
+async def test_an_attempt_that_read_no_row_is_repeated_soon(
+    shop: sqlite3.Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_before: int,
+    longest_s: float,
+) -> None:
+    read_chunk = SqliteSource.read_chunk
+
+    async def failing(source: SqliteSource, request: ChunkRequest) -> Chunk:
+        if rows_before and request.after is None:
+            return replace(await read_chunk(source, replace(request, limit=1)), done=False)
+        raise UnsupportedChange("somebody uses it", source=request.source)
+
+    monkeypatch.setattr(SqliteSource, "read_chunk", failing)
+    pace = replace(PACE, resync=replace(PACE.resync, first_pause_s=200.0))
+    data = tmp_path / "data"
+    async with capturing(config_of(tmp_path, "auto"), data, pace=pace) as fetcher:
+        await streaming(fetcher)
+        shop.execute("INSERT INTO orders VALUES (4, 'four')")
+        await eventually(lambda: (4,) in held(tmp_path))
+        rebuild(shop)
+        shop.execute("INSERT INTO calm VALUES (1, 'calm')")
+        await eventually(lambda: any(one.tries for one in fetcher.tables.book), 20, "it failed")
+        (record,) = fetcher.tables.book
+        assert "somebody uses it" in record.error
+        pause_s = record.again_us / 1e6 - time.time()
+        assert longest_s - 30 < pause_s <= longest_s
 
 
 @pytest.mark.parametrize("rows_remain", [True, False])

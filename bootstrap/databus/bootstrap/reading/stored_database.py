@@ -6,6 +6,7 @@ in others.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,21 +35,24 @@ STALE_WRITER_S = 30.0
 class OpenLogs:
     """The logs that this process has open: LMDB allows each to be opened once.
 
-    Owner: the process.  With ``writes`` its writer may open a log that a reader has opened before,
-    so every log is opened for both from the start.
+    Owner: the process; any thread may ask for a log.  Two that opened one at once would wait for
+    each other inside LMDB for ever.  With ``writes`` its writer may open a log that a reader has
+    opened before, so every log is opened for both from the start.
     """
 
     def __init__(self, *, writes: bool = False) -> None:
         self._writes = writes
+        self._lock = threading.Lock()
         self._logs: dict[Path, HotLog] = {}
         self.words: dict[Path, dict[str, Any]] = {}
         """By log folder, the state that a writer in this process could not store."""
 
     def to_write(self, folder: Path) -> HotLog:
         """The log in ``folder``, made if there is none."""
-        if folder not in self._logs:
-            self._logs[folder] = HotLog(folder)
-        return self._logs[folder]
+        with self._lock:
+            if folder not in self._logs:
+                self._logs[folder] = HotLog(folder)
+            return self._logs[folder]
 
     def to_read(self, folder: Path) -> HotLog:
         """The log in ``folder``.
@@ -56,10 +60,11 @@ class OpenLogs:
         Raises:
             StoreError: there is none yet.
         """
-        if folder not in self._logs:
-            is_there = (folder / "data.mdb").exists()
-            self._logs[folder] = HotLog(folder, read_only=not (self._writes and is_there))
-        return self._logs[folder]
+        with self._lock:
+            if folder not in self._logs:
+                is_there = (folder / "data.mdb").exists()
+                self._logs[folder] = HotLog(folder, read_only=not (self._writes and is_there))
+            return self._logs[folder]
 
     def close(self) -> None:
         """Close all of them."""

@@ -39,7 +39,8 @@ CLAIM_S = 300.0
 PRESENT_S = 30.0
 """How long a bootstrap server counts as present after it has reported itself."""
 FIRST_PAUSE_S = 5.0
-MOST_PAUSE_S = 3600.0
+MOST_PAUSE_S, MOST_IDLE_PAUSE_S = 3600.0, 30.0
+"""The longest pauses: after an attempt that read rows, and after one that read none."""
 _BEHIND_WITHIN_S = 60.0
 
 _log = logging.getLogger(__name__)
@@ -330,9 +331,8 @@ class Resync:
         await self._host.make_durable()
 
     def _take_up(self, source: str) -> None:
-        """It is about to be read, which ends its suspension.  If the source has ended it already,
-        as for a table that keeps its rows, the next suspension is a new one.  So is one that comes
-        before the end of this one has been noticed."""
+        """It is about to be read, which ends its suspension.  The next suspension is a new one,
+        also if the source has ended this one already, or if that was not noticed yet."""
         stops = self._host.suspended()
         if stops is None:
             self._resuming[source] = ""  # whichever it is
@@ -343,11 +343,13 @@ class Resync:
         """A dump is completed, has failed or was cancelled."""
         self.notice()
         read = {table.source for table in dump.tables or () if table.done}
+        begun = {table.source for table in dump.tables or () if table.rows}
         for record in self.book:
             if record.dump != dump.id:
                 continue
             if dump.state != DumpState.COMPLETED and record.source not in read:
-                self._failed(record, _words(dump))
+                most_s = MOST_PAUSE_S if record.source in begun else MOST_IDLE_PAUSE_S
+                self._failed(record, _words(dump), most_s)
             elif record.state != CaptureState.RESYNCHRONISING or record.source in self._resuming:
                 self._failed(record, "it was suspended again meanwhile")
             else:
@@ -358,9 +360,9 @@ class Resync:
         _log.info("database %s: %s is followed again", self._config.name, record.source)
         record.state, record.returned = CaptureState.FOLLOWED, []
 
-    def _failed(self, record: TableRecord, error: str) -> None:
+    def _failed(self, record: TableRecord, error: str, most_s: float = MOST_PAUSE_S) -> None:
         record.tries += 1
-        pause_s = min(self._pace.first_pause_s * 2.0 ** min(record.tries - 1, 20), MOST_PAUSE_S)
+        pause_s = min(self._pace.first_pause_s * 2.0 ** min(record.tries - 1, 20), most_s)
         _log.warning(
             "database %s: %s is not resynchronised: %s; retried in %g s",
             self._config.name, record.source, error, pause_s,
@@ -510,8 +512,7 @@ class Resync:
 
     def touch(self, source: str) -> None:
         """The holder of a table's claim reads it."""
-        record = self.book.get(source)
-        if record is not None and record.until_us:
+        if (record := self.book.get(source)) is not None and record.until_us:
             record.until_us = _now_us() + int(CLAIM_S * 1e6)
 
     def done(self, source: str, by: str) -> bool:
@@ -574,8 +575,7 @@ class Resync:
 
     def unwritten(self) -> bytes | None:
         """The content of the records' file, if it differs from what is there."""
-        content = self.book.content()
-        return content if content != self._written else None
+        return content if (content := self.book.content()) != self._written else None
 
     def written(self, content: bytes) -> None:
         """``content`` is on disk."""

@@ -111,6 +111,7 @@ class SlotStream:
         self._acked_lsn = 0
         self._leaves_cache = (0, 0, PublishedTables())
         self._tasks: list[asyncio.Task[None]] = []
+        self._ends_because = ""
         self.discovery_error = ""
         self._sender_worked_s = 0.0
 
@@ -215,6 +216,8 @@ class SlotStream:
                 if batch.data or batch.schemas or batch.persist_first or due:
                     reported, reported_at_s = batch.resolved, clock()
                     yield batch
+                if self._ends_because and not self._windows.has_pending_suspensions:
+                    raise SourceUnavailable(self._ends_because)
         except PostgresError as error:
             raise self._mapped(error) from error
 
@@ -353,12 +356,28 @@ class SlotStream:
     async def _keep_discovering(self) -> None:
         while True:
             await asyncio.sleep(self._settings.discover_every_s)
+            before = self._published()
             try:
                 await self._discover()
                 self.discovery_error = ""
+                if not self._catalogue.renames_partitions:
+                    self._end_after(self._published().repartitioned(before))
             except (DatabusError, asyncpg.PostgresError) as error:
                 self.discovery_error = str(error)
                 _log.warning("database %s: discovery of tables: %s", self._settings.name, error)
+
+    def _end_after(self, repartitioned: str) -> None:
+        """End the stream once the suspensions so far were delivered, to be connected again.
+
+        A server before PostgreSQL 15 sends the rows of a partition under the name of its root, or
+        its own, whichever it was when it sent the first one.  ``repartitioned``: a table with
+        other partitions; "": there is none.
+        """
+        if repartitioned:
+            self._ends_because = (
+                f"{repartitioned} has other partitions: the relay connects again, for "
+                f"{self._settings.address} still sends their rows under their earlier names"
+            )
 
     # -- start
 

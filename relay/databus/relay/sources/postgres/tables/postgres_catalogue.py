@@ -53,7 +53,7 @@ from databus.relay.sources.postgres.tables.table_definitions import (
     definition_of,
 )
 
-_SCHEMAS_SINCE = 15
+_SCHEMAS_SINCE = _RENAMES_SINCE = 15
 _ANSWER_S = 60.0
 WRITERS_WAIT_S = 10
 """How long a dump of a suspended table waits for the transactions that have written to it."""
@@ -272,6 +272,11 @@ class Catalogue:
             safe_wal_bytes=row["safe_wal_size"],
             retained_bytes=row["retained_bytes"],
         )
+
+    @property
+    def renames_partitions(self) -> bool:
+        """Whether the server's stream notices that a table was attached to a root, or detached."""
+        return bool(self._session.get_server_version().major >= _RENAMES_SINCE)
 
     async def publication(self) -> Publication | None:
         """The relay's publication; None if there is none of this name."""

@@ -258,6 +258,16 @@ class PublishedTables:
         """The oid of each source."""
         return {source: published.oid for source, published in (self.tables or {}).items()}
 
+    def repartitioned(self, before: PublishedTables) -> str:
+        """A table whose partitions are others than before; "": there is none."""
+        earlier = before.tables or {}
+        for source, now in (self.tables or {}).items():
+            known = earlier.get(source)
+            parts = known.files.keys() if known and known.oid == now.oid else set[int]()
+            if now.files.keys() != parts:
+                return source
+        return ""
+
     def moved(
         self, table: PostgresTable, publication: Publication, definition: Definition | None
     ) -> dict[int, str]:
