@@ -13,7 +13,7 @@ FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once; the files come
 # in the order of tests/support/fixtures.py, the long ones first.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 # Spark's classes from the archive that compile.sh made; passed over where there is none.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
 # Each process would compile the modules again without the files that Python keeps.
@@ -61,6 +61,8 @@ test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the
 	@echo "== tests"
 	@$(PYTEST) $(PARALLEL) --durations=25
 	@scripts/matrix.sh --short mysql-8.0.15
+	@echo "== storm"
+	@$(BIN)/python -m tests.storm.ci
 
 .PHONY: matrix
 matrix: setup-test ## Run a lean set of tests on every other server version; downloads them with Maven
