@@ -54,6 +54,18 @@ async def test_a_transaction_over_several_tables_is_one_window(db: FreshDatabase
         }
 
 
+async def test_what_the_publication_gives_is_stored_before_the_first_window(
+    db: FreshDatabase,
+) -> None:
+    """A relay that connects again before it had stored it could not notice that it was altered."""
+    async with opened_on(db, ORDERS) as (source, start):
+        async with contextlib.aclosing(source.stream(start)) as batches:
+            first = await anext(batches)
+        assert first.persist_first
+        assert isinstance(first.resume_state, PostgresResumeState)
+        assert set(first.resume_state.published.tables or ()) == {"public.orders"}
+
+
 async def test_a_changed_key_comes_as_delete_and_insert(db: FreshDatabase) -> None:
     async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)")

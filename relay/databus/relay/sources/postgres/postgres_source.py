@@ -226,6 +226,7 @@ class PostgresSource:
             self._suspended,
             published=lambda: self._published,
             redefined=self._redefined,
+            is_stored=kept.published.tables is not None,
         )
         self._stream = running
         self._suspended.begin()

@@ -97,6 +97,7 @@ class SlotStream:
         *,
         published: Callable[[], PublishedTables],
         redefined: Callable[[PostgresTable], Awaitable[DefinitionGap | None]],
+        is_stored: bool,
     ) -> None:
         self._settings = settings
         self._globs = globs
@@ -112,6 +113,7 @@ class SlotStream:
         self._leaves_cache = (0, 0, PublishedTables())
         self._tasks: list[asyncio.Task[None]] = []
         self._ends_because = ""
+        self._is_stored = is_stored
         self.discovery_error = ""
         self._sender_worked_s = 0.0
 
@@ -268,7 +270,8 @@ class SlotStream:
 
     def _batch(self) -> Batch:
         """A batch of the packed frames, with the resume state."""
-        windows, persist_first = self._windows, self._windows.suspensions_changed
+        windows = self._windows
+        persist_first, self._is_stored = windows.suspensions_changed or not self._is_stored, True
         announced = windows.announced.encode()
         # A changed publication is saved only together with the suspensions that it causes.
         published = (
