@@ -153,6 +153,7 @@ async def test_every_statement_runs_the_servers_own_functions_only(db: FreshData
         assert await known.eventless([plain.oid]) == {}
         assert await known.fetch(replication_connection.WORK_SQL.format(process=0)) == []
         assert await known.has_rows_before(plain.oid, 3) is False  # No transaction is older.
+        assert await known.truncated_by([plain.oid], 3) == set()
         assert await known.written_scn() >= start
         found = await postgres_lineage.commits_between(
             known, flush_lsn(start), flush_lsn(now_scn(db))
