@@ -34,6 +34,35 @@ def stopped(fetcher: Fetcher) -> dict[str, str]:
     return {source: stop.why for source, stop in (fetcher.suspended() or {}).items()}
 
 
+async def test_a_relay_makes_its_own_publication_again_with_all_tables(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Nothing is written meanwhile: before PostgreSQL 18 the position would be lost."""
+    db, folder = postgres_database, tmp_path / "shop"
+    for table in ("t", "other"):
+        db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+    config = database_config("shop", db.url, "public.*", discover_every="200ms").model_copy(
+        update={"resync": "auto"}
+    )
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO t VALUES (1)")
+        await eventually(lambda: ring_state(folder).letters == "c", 30, "followed")
+        ((publication,),) = db.execute("SELECT pubname FROM pg_publication")
+        before = db.execute("SELECT oid FROM pg_publication")
+        db.execute(f"DROP PUBLICATION {publication}")
+        await eventually(
+            lambda: db.execute("SELECT oid FROM pg_publication") not in ([], before), 30, "made"
+        )
+        await eventually(lambda: stopped(fetcher) == {}, 30, "resynchronised")
+        await eventually(lambda: not fetcher.tables.document(), 30, "resynchronised")
+        db.execute("INSERT INTO other VALUES (2)")
+        await eventually(
+            lambda: upserted(folder, "public.other")[0] == {(2,): {"id": 2}}, 30, "followed"
+        )
+    assert upserted(folder, "public.t")[0] == {(1,): {"id": 1}}
+
+
 async def test_every_table_is_suspended_until_the_publication_is_there_again(
     postgres_database: FreshDatabase, reader: str, tmp_path: Path
 ) -> None:

@@ -404,6 +404,7 @@ class PostgresSource:
         before = self._unpublished
         self._unpublished = {**before, **unpublished}
         publication = await self._catalogue.publication()
+        is_new = publication is None
         if publication is None:
             try:
                 await self._catalogue.create_publication()
@@ -415,7 +416,8 @@ class PostgresSource:
             whole = [table for table in wanted if publication.problem(table) is None]
             self._published = self._published.after(whole, publication, definitions)
         for table in wanted:
-            if publication.has(table) or publication.all_tables or self._published.knows(table):
+            is_left_out = self._published.knows(table) and not is_new  # by somebody else
+            if publication.has(table) or publication.all_tables or is_left_out:
                 continue
             try:
                 await self._catalogue.extend_publication(table)
