@@ -13,7 +13,7 @@ FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once; the files come
 # in the order of tests/support/fixtures.py, the long ones first.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Spark's classes from the archive that compile.sh made; passed over where there is none.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
 # Each process would compile the modules again without the files that Python keeps.
