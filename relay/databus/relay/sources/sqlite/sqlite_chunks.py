@@ -16,7 +16,7 @@ from databus.relay.sources.configured_keys import ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.contract import Chunk, ChunkRequest, Row, TableSize
 from databus.relay.sources.row_buffers import EMPTY, Rows
 from databus.relay.sources.sqlite import sqlite_log as log
-from databus.relay.sources.sqlite.sqlite_replacements import Search, raise_obstacle
+from databus.relay.sources.sqlite.sqlite_replacements import Search, conflicts, raise_obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SqliteChunkReader:
     Raises: sqlite3.Error if the file cannot be read; otherwise as the contract states.
     """
 
-    def __init__(self, path: str, keys: ConfiguredKeys, search: Search) -> None:
+    def __init__(self, path: str, keys: ConfiguredKeys, search: Search = conflicts) -> None:
         self._path = path
         self._search = search
         self._keys = keys
