@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from databus.cli.demo.private_servers import MariaDBServer
 from databus.common.errors import ConfigError, MissingDependency, PreflightFailed
 from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.protocol.mysql_authentication import SignInConnection
 from databus.relay.sources.mysql.protocol.mysql_tls import Tls, read_tls
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
@@ -145,6 +147,21 @@ async def test_what_does_not_fit_is_refused_and_the_setting_named(
             await source.open()
     finally:
         await source.close()
+
+
+def test_the_machines_certificates_are_not_read_where_none_is_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("they take about 20 ms")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", fail)
+    unopened = SignInConnection(defer_connect=True, **Tls().arguments("db.example"))
+    assert unopened.ctx.verify_mode == ssl.CERT_NONE
+    context = Tls("required").arguments("db.example")["ssl"]
+    assert context.verify_mode == ssl.CERT_NONE
+    with pytest.raises(AssertionError, match="20 ms"):
+        Tls("verify_ca").arguments("db.example")
 
 
 async def test_a_server_without_tls_is_refused_where_tls_is_required(

@@ -255,7 +255,7 @@ async def test_rows_go_with_a_partition_that_was_there_between_two_looks_alone(
 async def test_later_rows_of_a_partition_come_under_the_name_that_it_has_now(
     postgres_database: FreshDatabase, tmp_path: Path, publication: str, is_attached: bool
 ) -> None:
-    """PostgreSQL 13 goes on to send them under the earlier name, until it is connected again."""
+    """PostgreSQL 13 sends them under the earlier name until the relay connects again."""
     db, folder = postgres_database, tmp_path / "shop"
     db.execute(
         "CREATE SCHEMA shop; CREATE TABLE shop.root (id int PRIMARY KEY, v int) "

@@ -6,28 +6,16 @@ import base64
 import contextlib
 import re
 import sqlite3
-from dataclasses import dataclass
 from typing import Any
 
 from databus.common.errors import BadRequest, UnknownSource, UnsupportedChange
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import Kind, SourceSchema
 from databus.relay.sources.configured_keys import ORDER_NAME, ConfiguredKeys
-from databus.relay.sources.contract import Chunk, ChunkRequest, Row, TableSize
+from databus.relay.sources.contract import Chunk, ChunkRequest, Row, ScnSnapshot, TableSize
 from databus.relay.sources.row_buffers import EMPTY, Rows
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite.sqlite_replacements import Search, conflicts, raise_obstacle
-
-
-@dataclass(frozen=True, slots=True)
-class SqliteSnapshot:
-    """A chunk read at the log's id ``high``."""
-
-    high: int
-
-    def sees(self, scn: int, txid: str) -> bool:
-        """Whether a window lies wholly at or before the point."""
-        return scn <= self.high
 
 
 class SqliteChunkReader:
@@ -114,7 +102,7 @@ class SqliteChunkReader:
         db = self._db
         db.execute("BEGIN")
         try:
-            snapshot = SqliteSnapshot(log.last_id(db))
+            snapshot = ScnSnapshot(log.last_id(db))
             schema, table = self._schema(request.source)
             if request.keys is not None:
                 found, missing, count = self._rows_of_keys(schema, table, request)

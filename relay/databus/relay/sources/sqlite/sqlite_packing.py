@@ -120,10 +120,9 @@ class LogPacker:
     def learn(self, version: int, schema: SourceSchema) -> None:
         """Let the kernel pack rows of this version."""
         names = [column.name for column in schema.columns]
-        fingerprint = schema.fingerprint
         line = [0] * k.T_FIELDS
         line[k.T_VERSION], line[k.T_SOURCE] = version, schema.source_id
-        line[k.T_SCHEMA] = fingerprint - (1 << 64) if fingerprint >> 63 else fingerprint
+        line[k.T_SCHEMA] = schema.signed_fingerprint
         line[k.T_COLUMN], line[k.T_COLUMNS] = len(self._columns), len(names)
         line[k.T_KEY], line[k.T_KEYS] = len(self._keys), len(schema.key)
         line[k.T_NULLABLE_KEY] = int(schema.nullable_key)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import SourceSchema
-from databus.relay.sources.contract import Finding
 from databus.relay.sources.sqlite.sqlite_log import (
     parse_row,
     quoted,
@@ -312,17 +311,6 @@ def _guard(rowid: int, text: str | None) -> str:
         f"(EXISTS(SELECT 1 FROM sqlite_master WHERE rowid={rowid} AND {same})"
         f"OR EXISTS(SELECT 1 FROM sqlite_master WHERE {same}))AND "
     )
-
-
-def findings(
-    connection: sqlite3.Connection, schemas: Iterable[SourceSchema], search: Search
-) -> Iterator[Finding]:
-    """The tables from which REPLACE may remove rows unseen: they cannot be captured."""
-    for schema in schemas:
-        table = split_source(schema.source)[1]
-        why = obstacle(table, search(connection, table, schema)[1])
-        if why:
-            yield Finding(f"table {schema.source}", why, CURE, table=schema.source)
 
 
 class _Key(NamedTuple):

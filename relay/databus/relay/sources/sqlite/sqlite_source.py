@@ -134,14 +134,15 @@ class SqliteSource:
         self._chunk_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-chunk")
         self._connection: sqlite3.Connection | None = None
         self._claim: socket.socket | None = None
-        self._search = replacements.search(recursive_triggers=options.recursive_triggers)
-        self._chunks = SqliteChunkReader(self._path, self._keys, self._search)
+        self._tables = CapturedTables(
+            self._path, self._captures, self._keys, recursive_triggers=options.recursive_triggers
+        )
+        self._chunks = SqliteChunkReader(self._path, self._keys, self._tables.search)
         self._clock = ""
         self._versions: dict[int, SourceSchema] = {}
         self._changes: list[tuple[int, SourceSchema]] = []
         self._announced: set[int] = set()
         self._packer = LogPacker()
-        self._tables = CapturedTables(self._path, self._captures, self._keys, self._search)
         self._unseen: dict[str, Unseen] = {}
         self._emptied: set[str] = set()
         self._position = self._last_scn = 0
@@ -173,8 +174,7 @@ class SqliteSource:
         names = [*log.user_tables(connection), *log.virtual_tables(connection)]
         tables = [table for table in names if self._captures(table)]
         found = log.findings(connection, tables, self._keys)
-        schemas = (log.table_schema(connection, table, self._keys) for table in tables)
-        return [*found, *replacements.findings(connection, filter(None, schemas), self._search)]
+        return [*found, *self._tables.findings(connection)]
 
     async def open(self) -> None:
         """See ``Source.open``; creates the log and its triggers."""

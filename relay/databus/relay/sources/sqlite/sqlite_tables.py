@@ -16,10 +16,11 @@ from functools import partial
 from databus.common.schema.source_names import join_source, split_source
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.configured_keys import ConfiguredKeys
+from databus.relay.sources.contract import Finding
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite import sqlite_replacements as replacements
 from databus.relay.sources.sqlite import sqlite_triggers as triggers
-from databus.relay.sources.sqlite.sqlite_replacements import Conflict, Search
+from databus.relay.sources.sqlite.sqlite_replacements import Conflict
 from databus.relay.sources.sqlite.sqlite_triggers import Trigger
 
 _HOLD_S = 0.02
@@ -119,10 +120,12 @@ class CapturedTables:
         path: str,
         captures: Callable[[str], bool],
         keys: ConfiguredKeys,
-        search: Search = replacements.conflicts,
+        *,
+        recursive_triggers: bool = False,
     ) -> None:
         self._path = path
-        self._search = search
+        self.search = replacements.search(recursive_triggers=recursive_triggers)
+        self._recursive_triggers = recursive_triggers
         self._captures = captures
         self._keys = keys
         self._changed: list[str] = []
@@ -142,6 +145,13 @@ class CapturedTables:
         """The definitions of all captured tables as they are now."""
         return [schema for _, schema, _, why in self._examined(db) if not why]
 
+    def findings(self, db: sqlite3.Connection) -> Iterator[Finding]:
+        """The tables that cannot be captured: REPLACE may remove their rows unseen."""
+        for _, schema, _, why in self._examined(db):
+            if why:
+                name = schema.source
+                yield Finding(f"table {name}", why, replacements.CURE, table=name)
+
     def _examined(
         self, db: sqlite3.Connection
     ) -> Iterator[tuple[str, SourceSchema, list[Conflict], str]]:
@@ -149,7 +159,7 @@ class CapturedTables:
         for table in filter(self._captures, log.user_tables(db)):
             schema = log.table_schema(db, table, self._keys)
             if schema is not None:
-                conflicts, unknown = self._search(db, table, schema)
+                conflicts, unknown = self.search(db, table, schema)
                 yield table, schema, conflicts, replacements.obstacle(table, unknown)
 
     def in_step(self, db: sqlite3.Connection) -> bool:
@@ -196,7 +206,7 @@ class CapturedTables:
             unexplained - log.index_count(db, remade, besides=created) - _altered_columns(defined)
         )
         self._doubts.clear()
-        is_doubtful = hidden >= _STATEMENTS_OF_INDEXING and self._search is replacements.conflicts
+        is_doubtful = hidden >= _STATEMENTS_OF_INDEXING and not self._recursive_triggers
         for table, schema in defined.schemas.items():
             version, document = defined.versions.get(schema.source, (0, ""))
             if is_doubtful and log.has_events(db, schema, since_id):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from pymysql.connections import Connection as PyMySqlConnection
 
 from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+from databus.relay.sources.tls_contexts import client_context
 
 CONNECT_S = 10.0
 """For the connection to one address."""
@@ -45,6 +47,13 @@ class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has 
 
     is_signed_in = False
     settings: MySqlSettings
+
+    def _create_ssl_ctx(self, options: Any) -> ssl.SSLContext:
+        """The TLS context; without options (``ssl-mode=preferred``) nothing is verified."""
+        if not options:
+            return client_context(None, verifies=False, checks_name=False)
+        context: ssl.SSLContext = super()._create_ssl_ctx(options)
+        return context
 
     def _request_authentication(self) -> None:
         super()._request_authentication()
