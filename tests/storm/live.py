@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.table_state import CaptureState
 from databus.relay.dumps.dump_records import ACTIVE, DumpState, new_dump
-from databus.relay.dumps.resync import ResyncPace
+from databus.relay.dumps.resync_pace import ResyncPace
 from databus.relay.dumps.table_records import TableRecord
 from databus.relay.local_relay import LocalRelay
 from databus.relay.processes.fetcher import Fetcher, Pace

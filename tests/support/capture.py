@@ -13,7 +13,7 @@ from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
 from databus.common.frame.frame_format import OP_LETTERS, FrameView, Op
 from databus.common.schema.source_schema import SourceSchema
-from databus.relay.dumps.resync import ResyncPace
+from databus.relay.dumps.resync_pace import ResyncPace
 from databus.relay.processes.fetcher import Fetcher, Pace
 from databus.relay.ring.data_folder import read_document
 from databus.relay.ring.schema_registry import RegistryReader

@@ -17,7 +17,8 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest, UnsupportedChange
 from databus.common.table_state import CaptureState
 from databus.relay.dumps.dump_records import Dump, DumpState
-from databus.relay.dumps.resync import MOST_IDLE_PAUSE_S, Resync, ResyncPace
+from databus.relay.dumps.resync import Resync
+from databus.relay.dumps.resync_pace import MOST_IDLE_PAUSE_S, ResyncPace
 from databus.relay.dumps.resync_requests import change_table
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.contract import Chunk, ChunkRequest

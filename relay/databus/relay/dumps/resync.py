@@ -28,6 +28,7 @@ from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import CaptureState, TableState, decode_table_state
 from databus.relay.capture.intake import Intake
 from databus.relay.dumps.dump_records import FINISHED, Dump, DumpBook, DumpState, new_dump
+from databus.relay.dumps.resync_pace import ResyncPace
 from databus.relay.dumps.table_records import TableBook, TableRecord, shown
 from databus.relay.ring.returning_columns import returned_words
 from databus.relay.sources.contract import Batch, ChunkRequest, DropConfirmingSource, Source
@@ -38,25 +39,9 @@ CLAIM_S = 300.0
 """How long a claim holds after the last request of the claimant."""
 PRESENT_S = 30.0
 """How long a bootstrap server counts as present after it has reported itself."""
-FIRST_PAUSE_S = 5.0
-MOST_PAUSE_S, MOST_IDLE_PAUSE_S = 3600.0, 30.0
-"""The longest pauses: after an attempt that read rows, and after one that read none."""
 _BEHIND_WITHIN_S = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ResyncPace:
-    """When the relay dumps a suspended table itself; tests make it short.
-
-    ``alone_s``: if no bootstrap server has reported itself.  ``accompanied_s``: if one has; it
-    can claim the table during this time.
-    """
-
-    alone_s: float = 10.0
-    accompanied_s: float = 120.0
-    first_pause_s: float = FIRST_PAUSE_S
 
 
 class ResyncHost(Protocol):
@@ -331,8 +316,11 @@ class Resync:
         await self._host.make_durable()
 
     def _take_up(self, source: str) -> None:
-        """It is about to be read, which ends its suspension.  The next suspension is a new one,
-        also if the source has ended this one already, or if that was not noticed yet."""
+        """Note which suspension ends, for the table is about to be read.
+
+        The next suspension is a new one, also if the source has ended this one already, as for a
+        table whose rows remain, or if the end of this one was not noticed yet.
+        """
         stops = self._host.suspended()
         if stops is None:
             self._resuming[source] = ""  # whichever it is
@@ -348,8 +336,7 @@ class Resync:
             if record.dump != dump.id:
                 continue
             if dump.state != DumpState.COMPLETED and record.source not in read:
-                most_s = MOST_PAUSE_S if record.source in begun else MOST_IDLE_PAUSE_S
-                self._failed(record, _words(dump), most_s)
+                self._failed(record, _words(dump), read_rows=record.source in begun)
             elif record.state != CaptureState.RESYNCHRONISING or record.source in self._resuming:
                 self._failed(record, "it was suspended again meanwhile")
             else:
@@ -360,9 +347,9 @@ class Resync:
         _log.info("database %s: %s is followed again", self._config.name, record.source)
         record.state, record.returned = CaptureState.FOLLOWED, []
 
-    def _failed(self, record: TableRecord, error: str, most_s: float = MOST_PAUSE_S) -> None:
+    def _failed(self, record: TableRecord, error: str, *, read_rows: bool = True) -> None:
         record.tries += 1
-        pause_s = min(self._pace.first_pause_s * 2.0 ** min(record.tries - 1, 20), most_s)
+        pause_s = self._pace.pause_s(record.tries, read_rows=read_rows)
         _log.warning(
             "database %s: %s is not resynchronised: %s; retried in %g s",
             self._config.name, record.source, error, pause_s,
@@ -512,7 +499,8 @@ class Resync:
 
     def touch(self, source: str) -> None:
         """The holder of a table's claim reads it."""
-        if (record := self.book.get(source)) is not None and record.until_us:
+        record = self.book.get(source)
+        if record is not None and record.until_us:
             record.until_us = _now_us() + int(CLAIM_S * 1e6)
 
     def done(self, source: str, by: str) -> bool:
@@ -575,7 +563,8 @@ class Resync:
 
     def unwritten(self) -> bytes | None:
         """The content of the records' file, if it differs from what is there."""
-        return content if (content := self.book.content()) != self._written else None
+        content = self.book.content()
+        return content if content != self._written else None
 
     def written(self, content: bytes) -> None:
         """``content`` is on disk."""

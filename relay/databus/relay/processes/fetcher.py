@@ -39,7 +39,8 @@ from databus.relay.capture.recent_batches import RecentBatches
 from databus.relay.capture.source_catalogue import create_source
 from databus.relay.dumps.dump_records import ACTIVE, Dump, DumpBook
 from databus.relay.dumps.dump_runner import DumpRunner
-from databus.relay.dumps.resync import Resync, ResyncPace
+from databus.relay.dumps.resync import Resync
+from databus.relay.dumps.resync_pace import ResyncPace
 from databus.relay.dumps.resync_requests import states_of
 from databus.relay.processes.fetcher_api import FetcherApi
 from databus.relay.processes.fetcher_durability import FetcherDurability
