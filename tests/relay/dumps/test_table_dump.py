@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from databus.relay.dumps.dump_records import (
     ACTIVE,
     FINISHED,
     Dump,
+    DumpBook,
     DumpState,
     change_dump,
     new_dump,
@@ -32,7 +34,7 @@ from databus.relay.processes.fetcher import Fetcher
 from databus.relay.ring.ring import Ring
 from databus.relay.sources.contract import Chunk, ChunkRequest
 from tests.support.scripted_source import COMMIT_US, ITEMS, ScriptedDatabase, ScriptedSource
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, eventually_sync
 from tests.support.windows import read_from
 
 MARKS = SourceSchema(
@@ -143,6 +145,40 @@ async def test_so_many_chunks_are_read_at_once_and_go_out_in_the_order_of_their_
     assert read_ids(tmp_path) == list(range(95))
     assert dump.tables is not None
     assert dump.tables[0].chunks == 10
+
+
+async def test_no_chunk_goes_out_before_the_progress_of_the_one_before_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill repeats is what the ring has beyond the record: one chunk."""
+    database = rows_of(95)
+    loop = asyncio.get_running_loop()
+    beyond_the_record: list[int] = []
+
+    def commit() -> concurrent.futures.Future[int]:
+        async def committing() -> int:
+            return database.commit((1000, None))
+
+        return asyncio.run_coroutine_threadsafe(committing(), loop)
+
+    async with running(database, tmp_path) as fetcher:
+        intake, write = fetcher.intake, fetcher.book.write
+        assert intake is not None
+
+        def written(content: bytes) -> None:
+            scn = commit().result()
+            # At the end of a window the next chunk goes out, if it may.
+            eventually_sync(lambda: intake.complete.scn >= scn, 60, poll_s=0.002)
+            tables = [t for d in DumpBook(fetcher.book.path) for t in d.tables or ()]
+            last = max((table.last_key[0] for table in tables if table.last_key), default=-1)
+            beyond_the_record.append(sum(key > last for key in read_ids(tmp_path)))
+            write(content)
+
+        monkeypatch.setattr(fetcher.book, "write", written)
+        dump = await ended(await start(fetcher, chunk_rows=10, parallel=3, share=100))
+    assert dump.state == DumpState.COMPLETED
+    assert read_ids(tmp_path) == list(range(95))
+    assert max(beyond_the_record) == 10, beyond_the_record
 
 
 async def test_rows_that_come_into_the_range_of_a_lane_are_read_as_a_chunk_of_their_own(

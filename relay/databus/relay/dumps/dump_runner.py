@@ -42,8 +42,8 @@ class DumpRunner:
     """Works through the queue of a database's dumps.
 
     Invariants:
-        I1. A chunk's progress is recorded after its windows are on disk, so after a crash at
-            most ``parallel`` chunks are sent again.
+        I1. A chunk's progress is recorded after its windows are on disk, and before the next
+            chunk's windows, so after a kill at most one chunk is sent again.
         I2. A chunk that cannot be read fails its dump, with the problem and its key; the
             next dump continues.  A record that the disk does not take does the same.
 
@@ -59,7 +59,7 @@ class DumpRunner:
 
     @property
     def emitted(self) -> tuple[Emission, ...]:
-        """Chunks that are in the ring and not yet recorded."""
+        """Chunks that are in the ring, and whose progress is not on disk yet."""
         return tuple(self._emitted)
 
     def poke(self) -> None:
@@ -225,12 +225,12 @@ class DumpRunner:
         )
 
     def settle(self, emitted: tuple[Emission, ...]) -> bool:
-        """Record the progress of emissions that are on disk; True if that changed a dump."""
+        """Note the progress of emissions whose rows are on disk; True if that changed a dump."""
         changed = False
         for emission in emitted:
-            if emission not in self._emitted:
+            if emission.is_settled or emission not in self._emitted:
                 continue
-            self._emitted.remove(emission)
+            emission.is_settled = changed = True
             dump, table = emission.dump, emission.table
             table.last_key = emission.last_key
             table.done = emission.done
@@ -243,7 +243,10 @@ class DumpRunner:
                 table.done = not dump.keys
             self.progress.settled(dump)
             self.progress.count(emission.row_count, emission.dropped_count)
-            changed = True
-        if changed:
-            self._changed.set()
         return changed
+
+    def recorded(self, emitted: tuple[Emission, ...]) -> None:
+        """The progress of settled emissions is on disk: the next chunk may go out."""
+        self._emitted[:] = [entry for entry in self._emitted if entry not in emitted]
+        if emitted:
+            self._changed.set()

@@ -88,7 +88,7 @@ class DumpHost(Protocol):
         """Something was appended: wake the readers."""
 
     async def make_durable(self) -> None:
-        """Sync the ring, then call ``DumpRunner.settle`` for what was emitted before."""
+        """Sync the ring and record the progress of what was emitted before."""
 
     @property
     def tables(self) -> Resync:
@@ -98,9 +98,12 @@ class DumpHost(Protocol):
         """Write the dumps' records to disk."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Emission:
-    """A chunk whose rows are in the ring, but perhaps not on disk yet."""
+    """A chunk whose rows are in the ring, and whose progress is not on disk yet.
+
+    ``is_settled``: the rows are on disk, and the dump has the progress in memory.
+    """
 
     dump: Dump
     table: TableProgress
@@ -110,6 +113,7 @@ class Emission:
     dropped_count: int
     missing: list[list[Any]]
     key_count: int
+    is_settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -429,7 +433,7 @@ class TableDump:
     def _send(self, head: _InFlightChunk, intake: Intake) -> bool:
         """Append a slice of the chunk, if it is due; True if that has changed anything."""
         if self._emitted:
-            return False  # a crash now would send the previous one again; that is the limit
+            return False  # A kill now would repeat the previous chunk, and must not repeat two.
         if self._is_ahead(intake):
             return False
         resolved_scn = max(intake.resolved, intake.complete.scn)

@@ -88,6 +88,7 @@ class FetcherDurability:
             if self._unsaved_dumps:
                 await self._keep_dumps()
                 self._unsaved_dumps = False
+            self._dumps.recorded(emitted)
         await self._link.acknowledge(complete.scn, self._durable)
 
     async def _sync(self, intake: Intake) -> None:
