@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from databus.relay.dumps.dump_records import new_dump
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
 from tests.integration.test_least_rights import USER as READER
@@ -88,6 +89,42 @@ async def test_a_table_that_takes_a_name_without_the_privilege_is_suspended_when
         async with capturing(config, tmp_path) as fetcher:
             await eventually(equal, 60, "the table is met")
     assert decode_resume_state(stored_resume_state(fetcher)).invisible == ()
+
+
+@pytest.mark.parametrize("dumped", ["by the relay itself", "by request"])
+async def test_a_key_that_changes_without_the_privilege_leaves_no_row_under_the_old_key(
+    database: FreshDatabase, tmp_path: Path, dumped: str
+) -> None:
+    """No row and no certain definition shows the stream that the key is another one."""
+    name, table = database.name, f"{database.name}.t"
+    for created in ("t", "fence"):
+        database.execute(f"CREATE TABLE {created} (id INT PRIMARY KEY, v INT)")
+    database.execute(f"DROP USER IF EXISTS '{READER}'@'%'")
+    for statement in page_rights(database.server.product, name):
+        database.execute(statement)
+    url = re.sub(r"//[^@]*@", f"//{READER}:secret@", database.url)
+    resync = "auto" if dumped == "by the relay itself" else "manual"
+    config = database_config("shop", url, f"{name}.*").model_copy(update={"resync": resync})
+    folder = tmp_path / "shop"
+    rights = f"SELECT ON {name}.* {{}} '{READER}'@'%'"
+    changes = (
+        "INSERT INTO t VALUES (1, 1), (3, 3)",
+        "REVOKE " + rights.format("FROM"),
+        "ALTER TABLE t ADD k2 INT NOT NULL DEFAULT 7",
+        "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (id, k2)",
+        "INSERT INTO fence VALUES (1, 1)",
+        "GRANT " + rights.format("TO"),
+        "INSERT INTO fence VALUES (2, 2)",
+    )
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        for statement in changes:
+            await asyncio.to_thread(database.execute, statement)
+        await eventually(lambda: len(rows_of(folder, f"{name}.fence")) == 2, 60)
+        if resync == "manual":
+            await fetcher.start_dump(new_dump({"sources": [table]}))
+        whole = {(n, 7): {"id": n, "v": n, "k2": 7} for n in (1, 3)}
+        await eventually(lambda: rows_of(folder, table) == whole, 60, "it was read")
 
 
 async def test_a_name_whose_table_is_gone_again_is_forgotten(

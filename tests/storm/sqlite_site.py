@@ -116,7 +116,8 @@ class SqliteSite(Site):
         return True
 
     def is_undumped(self, table: TableFacts, why: str) -> bool:
-        return "only the application has" in why
+        # A value of another type than its column is declared with stays until it is corrected.
+        return "only the application has" in why or "holds a value of type" in why
 
     def restart(self, *, kill: bool) -> None:
         """There is no server."""

@@ -242,6 +242,9 @@ async def test_a_table_is_emptied_behind_the_windows_that_came_before_its_suspen
         in_window = False
         resolved = 5
 
+        def changed_key(self, schema: Any) -> str:
+            return ""
+
     class Host:
         intake = Place()
         book: Any = ()

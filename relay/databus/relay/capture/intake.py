@@ -313,6 +313,15 @@ class Intake:
         if announced != schema.fingerprint and self.registry.schemas.has_several(schema.source):
             self._announce(schema)
 
+    def changed_key(self, schema: SourceSchema) -> str:
+        """Why readers have a table's rows under other keys than this definition gives; "": they
+        do not.  A source cannot always see that before the next row.
+        """
+        known = self.registry.schemas.latest(schema.source)
+        if known is None or known.key_columns == schema.key_columns:
+            return ""
+        return f"its key was ({', '.join(known.key)}) and is ({', '.join(schema.key)})"
+
     def _announce(self, schema: SourceSchema) -> None:
         commit_us = self.ring.state.max_commit_us or time.time_ns() // 1000
         window = WindowBuilder(self.complete.scn, commit_us, self.complete.seq + 1)

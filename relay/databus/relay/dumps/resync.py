@@ -213,15 +213,23 @@ class Resync:
             return  # A parent publishes the state.
         why, record = returned_words(names), self.book.get(source)
         if record is None:
-            _log.warning("database %s: %s is suspended: %s", self._config.name, source, why)
-            record = TableRecord(source, CaptureState.SUSPENDED, intake.resolved, why)
-            record.noticed_us, record.rows_remain = _now_us(), True
-            self.book.add(record)
+            record = self._suspended_here(source, why)
+            record.rows_remain = True
         elif record.state != CaptureState.SUSPENDED:
             self._suspend_again(record, intake.resolved, why)
         record.returned = sorted({*record.returned, *names})
         self.book.write_before_sync(self._written, record)
         self._changed.set()
+
+    def _suspended_here(self, source: str, why: str) -> TableRecord:
+        """Suspend a table that the source does not suspend."""
+        intake = self._host.intake
+        assert intake is not None
+        _log.warning("database %s: %s is suspended: %s", self._config.name, source, why)
+        record = TableRecord(source, CaptureState.SUSPENDED, intake.resolved, why)
+        record.noticed_us = _now_us()
+        self.book.add(record)
+        return record
 
     def _waits_for(self, record: TableRecord, what: str) -> None:
         """The source has found whether the table can be resynchronised."""
@@ -302,6 +310,9 @@ class Resync:
         """
         self.notice()
         record = self.book.get(schema.source)
+        if self._host.intake is not None and (why := self._host.intake.changed_key(schema)):
+            record = record or self._suspended_here(schema.source, why)
+            record.rows_remain = False
         if record is None:
             return
         # If the table cannot be read at all, the old rows in the copies are better than none.
