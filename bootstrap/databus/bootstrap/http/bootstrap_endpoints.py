@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from databus.common.errors import (
@@ -30,7 +31,7 @@ from databus.common.http.request_parameters import (
     START_TIME,
     Parameter,
 )
-from databus.common.http.stream_formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
+from databus.common.http.stream_formats import STREAM_TYPES
 
 SINCE = Parameter(
     "since",
@@ -94,6 +95,7 @@ _RANGE_ERRORS = (
 )
 _SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
 
+_stream = partial(Endpoint, "GET", produces=STREAM_TYPES, headers=_RANGE_HEADERS)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
@@ -140,45 +142,25 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=POSITION,
         errors=_SCN_ERRORS,
     ),
-    Endpoint(
-        "GET",
+    _stream(
         "/v1/{db}/bootstrap",
         "bootstrap",
         "The state of the sources, or the changes since a start point, up to the target.",
         parameters=BOOTSTRAP_PARAMETERS,
-        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
-        headers=_RANGE_HEADERS,
-        errors=(
-            BadFilter,
-            BadCheckpoint,
-            *_DATABASE,
-            UnknownSource,
-            NotAcceptable,
-            ClockMismatch,
-            LogTooYoung,
-            NotSeeded,
-            StoreError,
-            BucketError,
-        ),
+        errors=(BadCheckpoint, ClockMismatch, *_RANGE_ERRORS),
     ),
-    Endpoint(
-        "GET",
+    _stream(
         "/v1/{db}/changes",
         "changes",
         "The changes between two positions or commit times, then a checkpoint at the second.",
         parameters=CHANGES_PARAMETERS,
-        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
-        headers=_RANGE_HEADERS,
         errors=_RANGE_ERRORS,
     ),
-    Endpoint(
-        "GET",
+    _stream(
         "/v1/{db}/snapshot",
         "snapshot",
         "The state of all sources as of one position, then a checkpoint at it.",
         parameters=SNAPSHOT_PARAMETERS,
-        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
-        headers=_RANGE_HEADERS,
         errors=_RANGE_ERRORS,
     ),
     *openapi_document.operations("store", "Whether every database has a log."),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from databus.bootstrap.log.hot_log import HotLog
@@ -37,6 +38,7 @@ Repair = Callable[[str], Awaitable[Position | None]]
 must be retried."""
 
 
+@dataclass(slots=True, eq=False)
 class Seeder:
     """Brings all sources of one database to ``seeded``.
 
@@ -54,20 +56,12 @@ class Seeder:
     Owner: the log writer of the database, from one start of its reading to the next.
     """
 
-    def __init__(
-        self,
-        log: HotLog,
-        relay: RelayApi,
-        database: str,
-        patterns: tuple[str, ...],
-        repair: Repair,
-    ) -> None:
-        self.log = log
-        self._repair = repair
-        self.relay = relay
-        self.database = database
-        self.patterns = patterns
-        self._tail: Position | None = None
+    log: HotLog
+    relay: RelayApi
+    database: str
+    patterns: tuple[str, ...]
+    repair: Repair
+    _tail: Position | None = field(default=None, init=False)
 
     def is_dumping(self) -> bool:
         """Whether a dump is running, or the log has not reached its end."""
@@ -132,7 +126,7 @@ class Seeder:
         if one["state"] != REPAIRING or not _is_time(one):
             return
         try:
-            end = await self._repair(name)
+            end = await self.repair(name)
         except DatabusError as error:
             _LOG.warning("repair of %s: %s; it is retried", name, error.message)
             if not error.retry:

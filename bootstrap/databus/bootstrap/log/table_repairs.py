@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from databus.bootstrap.log.hot_log import HotLog
@@ -38,6 +39,7 @@ def name_of(log: HotLog) -> str:
     return str(name)
 
 
+@dataclass(slots=True, eq=False)
 class TableRepairs:
     """Repairs the tables that the relay has suspended.
 
@@ -49,20 +51,15 @@ class TableRepairs:
     Owner: the log writer of the database.
     """
 
-    def __init__(
-        self,
-        log: HotLog,
-        relay: RelayApi,
-        database: str,
-        patterns: tuple[str, ...],
-        compare: Compare,
-    ) -> None:
-        self.log = log
-        self.relay = relay
-        self.database = database
-        self.patterns = patterns
-        self.name = name_of(log)
-        self._compare = compare
+    log: HotLog
+    relay: RelayApi
+    database: str
+    patterns: tuple[str, ...]
+    compare: Compare
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = name_of(self.log)
 
     def marks(self) -> dict[str, dict[str, Any]]:
         """By table: what the relay reported of it at the last request."""
@@ -110,7 +107,7 @@ class TableRepairs:
         if table is not None and not (table["is_free"] or self._was_left(table)):
             return
         try:
-            if await self._compare(source):
+            if await self.compare(source):
                 self._unmark(source)
         except UnknownSource as error:
             _LOG.info("%s of %s is gone: %s", source, self.database, error.message)

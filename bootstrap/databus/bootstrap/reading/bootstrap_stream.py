@@ -21,7 +21,7 @@ from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.log_blocks import is_after, position_at
 from databus.bootstrap.merging import run_planner
-from databus.bootstrap.reading.row_group_pruning import Pruning
+from databus.bootstrap.reading.row_group_pruning import Selection
 from databus.bootstrap.runs.manifest import Store, stop_of
 from databus.bootstrap.runs.parquet_runs import FrameBlock, OpenRun, RowGroup, Run, RunKind
 from databus.common import checkpoint as checkpoints
@@ -98,9 +98,7 @@ class BootstrapStream:
         self.log = log
         self.since = since
         self.target = target
-        self._filter = stream_filter
-        self._source_ids = source_ids
-        self._pruning = Pruning(stream_filter, source_ids)
+        self._selection = Selection(stream_filter, source_ids)
         self._resume = resume
         self._piece_bytes = piece_bytes
         self._in_window = False
@@ -150,7 +148,7 @@ class BootstrapStream:
                     columns = block.columns()
                     gone = np.isin(columns.op, (int(Op.DELETE), int(Op.TRUNCATE)))
                     gone &= is_after(columns, after) & ~is_after(columns, upto)
-                    gone &= self._filter.mask(columns, block.data, self._source_ids)
+                    gone &= self._selection.mask(columns, block.data)
                     lengths = columns.length[gone].astype(np.int64)
                     frames = gather(block.data, columns.offset[gone], lengths)
                     yield Piece(frames, resume, 0)
@@ -178,7 +176,7 @@ class BootstrapStream:
             for group in opened.row_groups:
                 is_due = group.last > after and group.first_row + group.rows > from_row
                 # Inside a window that has begun, every group is read: the window's end must come.
-                if is_due and (self._in_window or self._pruning.may_match(group)):
+                if is_due and (self._in_window or self._selection.may_match(group)):
                     self.groups_read += 1
                     yield from self._group(opened, group, after, from_row)
                 else:
@@ -240,11 +238,11 @@ class BootstrapStream:
         self, columns: FrameColumns, data: npt.NDArray[np.uint8], after: Position
     ) -> Buffer:
         """The frames after ``after`` that the filter selects, with the ends of their windows."""
-        if self._filter.is_empty and after == ORIGIN:
+        if self._selection.filter.is_empty and after == ORIGIN:
             return data.data
         taken = is_after(columns, after)
-        if not self._filter.is_empty:
-            taken &= self._filter.mask(columns, data, self._source_ids)
+        if not self._selection.filter.is_empty:
+            taken &= self._selection.mask(columns, data)
             taken, self._in_window = close_windows(columns, taken, in_window=self._in_window)
         return gather(data, columns.offset[taken], columns.length[taken].astype(np.int64))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from databus.bootstrap.reading.bootstrap_stream import Piece
 from databus.bootstrap.reading.frame_ranges import FrameRange, Mask, Unit
 from databus.bootstrap.reading.net_changes import PASS_ROWS, NetChanges
-from databus.bootstrap.reading.row_group_pruning import Pruning
+from databus.bootstrap.reading.row_group_pruning import Selection
 from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.filters.frame_selection import close_windows, gather
@@ -67,9 +67,7 @@ class RangeStream:
         self.target = until
         self._content = content
         self._opening = opening
-        self._filter = stream_filter
-        self._source_ids = source_ids
-        self._pruning = Pruning(stream_filter, source_ids)
+        self._selection = Selection(stream_filter, source_ids)
         self._in_window = False
         self.groups_read = self.groups_skipped = 0
         self._piece_bytes = piece_bytes
@@ -94,7 +92,7 @@ class RangeStream:
             yield from self._every_change(found.units)
             return
         for block, columns, last in self._last_states(found):
-            mask = last & self._filter.mask(columns, block.data, self._source_ids)
+            mask = last & self._selection.mask(columns, block.data)
             if self._content is RangeContent.STATE:
                 mask &= ~np.isin(columns.op, _GONE)
             yield block, mask
@@ -110,13 +108,13 @@ class RangeStream:
 
     def _every_change(self, units: tuple[Unit, ...]) -> Iterator[tuple[FrameBlock, Mask]]:
         # Inside a window that has begun, every unit is read: the window's end must come.
-        due = self._due(units, lambda group: self._in_window or self._pruning.may_match(group))
+        due = self._due(units, lambda group: self._in_window or self._selection.may_match(group))
         for unit in due:
             for block in unit.blocks():
                 columns = block.columns()
                 taken = unit.is_wanted(columns.scn, columns.seq)
-                if not self._filter.is_empty:
-                    taken &= self._filter.mask(columns, block.data, self._source_ids)
+                if not self._selection.filter.is_empty:
+                    taken &= self._selection.mask(columns, block.data)
                     wanted = unit.is_wanted(columns.scn, columns.seq)
                     taken, self._in_window = close_windows(
                         columns, taken, in_window=self._in_window
@@ -127,13 +125,13 @@ class RangeStream:
     def _last_states(self, found: FrameRange) -> Iterator[tuple[FrameBlock, FrameColumns, Mask]]:
         if found.is_reduced:
             # One merged run has been reduced to the last states already.
-            for unit in self._due(found.units, self._pruning.may_match):
+            for unit in self._due(found.units, self._selection.may_match):
                 for block in unit.blocks():
                     columns = block.columns()
                     yield block, columns, unit.is_wanted(columns.scn, columns.seq)
             return
-        ids = None if self._filter.takes_every_source else self._source_ids
-        units = tuple(self._due(found.units, self._pruning.may_decide))
+        ids = None if self._selection.filter.takes_every_source else self._selection.source_ids
+        units = tuple(self._due(found.units, self._selection.may_decide))
         net = NetChanges(units, source_ids=ids, pass_rows=self._pass_rows)
         for _, block, last in net.blocks():
             yield block, block.columns(), last

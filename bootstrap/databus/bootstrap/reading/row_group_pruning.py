@@ -1,4 +1,4 @@
-"""Row groups that a reader's filter selects nothing of, by the statistics in their footers.
+"""A reader's filter, and the row groups that it selects nothing of, by their footers' statistics.
 
 A footer has the least and the greatest value of a column in each row group.  What they can
 decide, and what they cannot:
@@ -22,16 +22,19 @@ position.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from databus.bootstrap.runs.parquet_runs import RowGroup
-from databus.common.filters.stream_filter import ModPartition, Partition, StreamFilter
-from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
+from databus.common.filters.stream_filter import Mask, ModPartition, Partition, StreamFilter
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameColumns, Op
 
 
-class Pruning:
-    """One reader's filter, applied to row groups.
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """One reader's filter, applied to frames and to row groups.
 
     Invariants:
         I1. A group that it excludes has no frame that the filter selects.  A footer without
@@ -40,10 +43,13 @@ class Pruning:
     Owner: one reader; it is immutable.
     """
 
-    def __init__(self, stream_filter: StreamFilter, source_ids: npt.NDArray[np.uint32]) -> None:
-        """``source_ids`` are as for ``StreamFilter.mask``."""
-        self._filter = stream_filter
-        self._source_ids = source_ids
+    filter: StreamFilter
+    source_ids: npt.NDArray[np.uint32]
+    """As for ``StreamFilter.mask``."""
+
+    def mask(self, columns: FrameColumns, block: npt.NDArray[np.uint8]) -> Mask:
+        """Which frames of ``block`` are selected; see ``StreamFilter.mask``."""
+        return self.filter.mask(columns, block, self.source_ids)
 
     def may_match(self, group: RowGroup) -> bool:
         """Whether the filter may select a frame of the group.
@@ -56,7 +62,7 @@ class Pruning:
         low, high = group.ops
         if high >= FIRST_CONTROL_OP:
             return True  # control frames of a source pass the other filters
-        if self._filter.ops and not any(low <= op <= high for op in self._filter.ops):
+        if self.filter.ops and not any(low <= op <= high for op in self.filter.ops):
             return False
         return self._may_hold_key(group)
 
@@ -69,15 +75,15 @@ class Pruning:
         return self._may_hold_source(group) and self._may_hold_key(group)
 
     def _may_hold_source(self, group: RowGroup) -> bool:
-        if self._filter.takes_every_source:
+        if self.filter.takes_every_source:
             return True
         low, high = group.source_ids
-        return bool(((self._source_ids >= low) & (self._source_ids <= high)).any())
+        return bool(((self.source_ids >= low) & (self.source_ids <= high)).any())
 
     def _may_hold_key(self, group: RowGroup) -> bool:
         low, high = group.ops
         is_cut = low <= Op.TRUNCATE <= high  # a truncate concerns every partition
-        return is_cut or may_hold(self._filter.partition, group.key_hashes)
+        return is_cut or may_hold(self.filter.partition, group.key_hashes)
 
 
 def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) -> bool:

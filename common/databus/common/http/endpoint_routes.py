@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -45,6 +46,7 @@ def _answering(endpoint: Endpoint, handler: Handler) -> Handler:
     return answer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
     """The handlers of ``openapi_document.operations`` that are the same for every server.
 
@@ -55,20 +57,11 @@ class Operations:
     Owner: the server's event loop.
     """
 
-    def __init__(
-        self,
-        *,
-        registry: CollectorRegistry,
-        openapi: Mapping[str, Any],
-        missing: Callable[[], list[str]],
-        page: str,
-        metrics_in_thread: bool = False,
-    ) -> None:
-        self._registry = registry
-        self._openapi = openapi
-        self._missing = missing
-        self._page = page
-        self._metrics_in_thread = metrics_in_thread
+    registry: CollectorRegistry
+    openapi: Mapping[str, Any]
+    missing: Callable[[], list[str]]
+    page: str
+    metrics_in_thread: bool = False
 
     async def answer_healthz(self, request: web.Request) -> web.Response:
         query_of(request)
@@ -76,22 +69,22 @@ class Operations:
 
     async def answer_readyz(self, request: web.Request) -> web.Response:
         query_of(request)
-        reasons = self._missing()
+        reasons = self.missing()
         if reasons:
             raise ServerUnavailable("not ready: " + "; ".join(reasons), reasons=reasons)
         return json_response({"status": "ready"})
 
     async def answer_metrics(self, _: web.Request) -> web.Response:
-        if self._metrics_in_thread:
-            body = await asyncio.to_thread(generate_latest, self._registry)
+        if self.metrics_in_thread:
+            body = await asyncio.to_thread(generate_latest, self.registry)
         else:
-            body = generate_latest(self._registry)
+            body = generate_latest(self.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def answer_openapi(self, request: web.Request) -> web.Response:
         query_of(request)
-        return json_response(self._openapi)
+        return json_response(self.openapi)
 
     async def answer_status_page(self, request: web.Request) -> web.Response:
         query_of(request)
-        return web.Response(text=self._page, content_type="text/html")
+        return web.Response(text=self.page, content_type="text/html")

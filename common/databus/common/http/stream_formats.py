@@ -18,6 +18,7 @@ FRAMES_TYPE = "application/vnd.databus.frames"
 NDJSON_TYPE = "application/x-ndjson"
 SSE_TYPE = "text/event-stream"
 CONTENT_TYPES = {"frames": FRAMES_TYPE, "ndjson": NDJSON_TYPE, "sse": SSE_TYPE}
+STREAM_TYPES = tuple(CONTENT_TYPES.values())
 RENDERED_BLOCK_BYTES = 64 << 10
 
 

@@ -22,7 +22,7 @@ from databus.common.errors import (
 from databus.common.http import openapi_document
 from databus.common.http.openapi_document import INTEGER, POSITION, TEXT, Endpoint, whole_object
 from databus.common.http.request_parameters import SOURCES
-from databus.common.http.stream_formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
+from databus.common.http.stream_formats import STREAM_TYPES
 from databus.common.table_state import CaptureState
 from databus.relay.dumps.chunk_reads import CHUNK_TYPE, CONTENTS
 from databus.relay.dumps.resync_requests import ACTIONS
@@ -207,7 +207,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "stream",
         "The events after a start point.",
         parameters=STREAM_PARAMETERS,
-        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        produces=STREAM_TYPES,
         headers=_HEADERS,
         errors=(
             BadFilter,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from functools import partial
 
 from aiohttp import web
@@ -282,31 +283,24 @@ class StreamAnswer:
         return self.format.render(error_frame(error, self.cursor.position))
 
 
+@dataclass(slots=True, eq=False)
 class _Output:
     """The body of one answer: coded, from the mapping, or unchanged.
 
     Owner: the task of the request, which closes it.
     """
 
-    def __init__(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        answer: StreamAnswer,
-        counters: WorkerCounters,
-        client: ClientCounter,
-    ) -> None:
-        self.response = response
-        self._request = request
-        self._answer = answer
-        self._counters = counters
-        self.client = client
-        self._direct: SocketWriter | None = None
-        self._is_corked = False
+    request: web.Request
+    response: web.StreamResponse
+    answer: StreamAnswer
+    counters: WorkerCounters
+    client: ClientCounter
+    _direct: SocketWriter | None = field(default=None, init=False)
+    _is_corked: bool = field(default=False, init=False)
 
     async def write(self, part: Buffer | Extent) -> None:
         """Send some of the body; returns when there is room for more."""
-        answer = self._answer
+        answer = self.answer
         if isinstance(part, Extent):
             await self._directly().send(answer.database.ring, part)
             answer.passed_on(part)
@@ -316,24 +310,24 @@ class _Output:
             await self.response.write(part if answer.coder is None else answer.coder.encode(part))
         name = answer.database.name
         events = answer.take_event_count()
-        self._counters.add(name, "bytes", size)
-        self._counters.add(name, "events", events)
+        self.counters.add(name, "bytes", size)
+        self.counters.add(name, "events", events)
         self.client.sent(size, events, answer.cursor.position.scn, answer.cursor.commit_us)
 
     def _directly(self) -> SocketWriter:
         if self._direct is None:
-            self._direct = SocketWriter(self._request, spans=self._answer.request.spans)
+            self._direct = SocketWriter(self.request, spans=self.answer.request.spans)
         return self._direct
 
     def begin(self, part: Buffer | Extent | None) -> None:
         """Choose the kind of output by the first part of the body, before the headers go out."""
-        if isinstance(part, Extent) and not self._answer.request.follow:
+        if isinstance(part, Extent) and not self.answer.request.follow:
             self._directly().set_corked(True)
             self._is_corked = True
 
     async def end(self) -> None:
         """Send the end of the body."""
-        coder = self._answer.coder
+        coder = self.answer.coder
         await self.response.write_eof(b"" if coder is None else coder.finish())
         if self._is_corked:
             self._directly().set_corked(False)
@@ -382,7 +376,7 @@ class StreamSender:
         try:
             output.begin(part)
             await response.prepare(request)
-            await self._run(request, output, answer, part)
+            await self._run(output, part)
         except CutOff as error:
             self.counters.add(database.name, "overtaken")
             client.add("overtaken")
@@ -395,16 +389,11 @@ class StreamSender:
             self.counters.add(database.name, "readers", -1)
         return response
 
-    async def _run(
-        self,
-        request: web.Request,
-        output: _Output,
-        answer: StreamAnswer,
-        part: Buffer | Extent | None,
-    ) -> None:
+    async def _run(self, output: _Output, part: Buffer | Extent | None) -> None:
         """Send part after part; an error becomes the last one."""
+        answer = output.answer
         try:
-            await self._send_parts(request, output, answer, part)
+            await self._send_parts(output, part)
         except ConnectionError:
             raise
         except ScnTooOld as error:
@@ -425,13 +414,8 @@ class StreamSender:
             output.response.force_close()
         await output.end()
 
-    async def _send_parts(
-        self,
-        request: web.Request,
-        output: _Output,
-        answer: StreamAnswer,
-        part: Buffer | Extent | None,
-    ) -> None:
+    async def _send_parts(self, output: _Output, part: Buffer | Extent | None) -> None:
+        request, answer = output.request, output.answer
         now = asyncio.get_running_loop().time
         follow, stopping = answer.request.follow, request.app[STOPPING]
         deadline_s = now() + min(answer.request.wait_s, self.config.max_wait)

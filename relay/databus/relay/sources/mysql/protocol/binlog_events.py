@@ -85,11 +85,9 @@ class GtidFlag(IntEnum):
     """Bits of a GTID event's flags."""
 
     STANDALONE = 1
-    GROUP_COMMIT_ID = 2
     TRANSACTIONAL = 4
     DDL = 32
     PREPARED_XA = 64
-    COMPLETED_XA = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,37 +128,36 @@ class MappedTable:
     ) -> tuple[Row, int]:
         """A row after a change, with some JSON values given as differences to ``before``."""
         options, at = packed_int(body, at)
-        partial = 0
+        if not options & _PARTIAL_JSON:
+            return self._row(body, at, null_bytes)
         indexes = [index for index, column in enumerate(self.columns) if column.code == JSON]
-        if options & _PARTIAL_JSON:
-            size = (len(indexes) + 7) // 8
-            partial = int.from_bytes(body[at : at + size], "little")
-            at += size
+        size = (len(indexes) + 7) // 8
+        bits = int.from_bytes(body[at : at + size], "little")
+        partial = [index for bit, index in enumerate(indexes) if bits >> bit & 1]
+        return self._row(body, at + size, null_bytes, partial, before)
+
+    def _row(
+        self,
+        body: memoryview,
+        at: int,
+        null_bytes: int,
+        partial: Collection[int] = (),
+        before: Row = (),
+    ) -> tuple[Row, int]:
+        """A row; the columns ``partial`` have a difference to their value in ``before``."""
         nulls = int.from_bytes(body[at : at + null_bytes], "little")
         at += null_bytes
         values: list[Any] = []
         for index, decode in enumerate(self.decoders):
             if nulls >> index & 1:
                 values.append(None)
-            elif index in indexes and partial >> indexes.index(index) & 1:
+            elif index in partial:
                 length = int.from_bytes(body[at : at + 4], "little")
                 at += 4 + length
                 values.append(applied(before[index], body[at - length : at]))
             else:
                 value, at = decode(body, at)
                 values.append(value)
-        return tuple(values), at
-
-    def _row(self, body: memoryview, at: int, null_bytes: int) -> tuple[Row, int]:
-        nulls = int.from_bytes(body[at : at + null_bytes], "little")
-        at += null_bytes
-        values: list[Any] = []
-        for index, decode in enumerate(self.decoders):
-            if nulls >> index & 1:
-                values.append(None)
-                continue
-            value, at = decode(body, at)
-            values.append(value)
         return tuple(values), at
 
 
