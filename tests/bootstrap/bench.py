@@ -16,16 +16,7 @@ from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import Position
 from databus.common.frame.frame_format import Op, iter_frames
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
-from tests.bootstrap.model import (
-    CLOCK,
-    SOURCES,
-    START,
-    History,
-    State,
-    compact,
-    frames_between,
-    write_run,
-)
+from tests.bootstrap import model
 
 FRAMES = {"Accept": "application/vnd.databus.frames"}
 SCHEMA = SourceSchema("shop.orders", (Column("id", Kind.INT, nullable=False),), ("id",))
@@ -40,16 +31,16 @@ class Bench:
         self.store = Store(data_dir / "shop")
         self.store.create()
         self.log: HotLog = self.logs.to_write(data_dir / "shop" / "log")
-        self.history = History(21)
+        self.history = model.History(21)
         self.blocks: list[bytes] = []
         self.url = ""
         self.session: aiohttp.ClientSession
 
     def bind(self) -> None:
-        self.log.bind("shop", CLOCK, START)
+        self.log.bind("shop", model.CLOCK, model.START)
 
     def seed(self) -> None:
-        self.log.put_note("seeding", {name: {"state": "seeded"} for name in SOURCES})
+        self.log.put_note("seeding", {name: {"state": "seeded"} for name in model.SOURCES})
 
     def write(self, windows: int = 10) -> None:
         self.blocks.append(self.history.block(windows))
@@ -68,8 +59,10 @@ class Bench:
 
     def rebase(self) -> None:
         chain = self.store.read().chain
-        frames = frames_between(self.blocks, START, chain[-1].stop)
-        run = write_run(self.store, RunKind.BASE, START, chain[-1].stop, compact(frames, base=True))
+        frames = model.frames_between(self.blocks, model.START, chain[-1].stop)
+        run = model.write_run(
+            self.store, RunKind.BASE, model.START, chain[-1].stop, model.compact(frames, base=True)
+        )
         old = self.store.read().base
         drop = (old,) if old else ()
         self.store.switch(lambda m: m.with_changes(add=run, drop=drop, now_us=1))
@@ -77,14 +70,14 @@ class Bench:
     def merge(self, start: Position) -> Run:
         """All runs of the chain from ``start`` on become one delta, and are gone."""
         chain = [run for run in self.store.read().chain if run.start >= start]
-        frames = compact(frames_between(self.blocks, start, chain[-1].stop), base=False)
-        delta = write_run(self.store, RunKind.DELTA, start, chain[-1].stop, frames)
+        frames = model.compact(model.frames_between(self.blocks, start, chain[-1].stop), base=False)
+        delta = model.write_run(self.store, RunKind.DELTA, start, chain[-1].stop, frames)
         self.store.switch(lambda m: m.with_changes(add=delta, drop=tuple(chain), now_us=1))
         self.store.collect(0, "cs", now_us=2)
         return delta
 
-    def truth(self) -> State:
-        return State().apply_all(self.blocks)
+    def truth(self) -> model.State:
+        return model.State().apply_all(self.blocks)
 
     async def get(self, path: str, **query: Any) -> tuple[int, Any]:
         async with self.session.get(self.url + path, params=query) as answer:

@@ -23,16 +23,7 @@ from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import OnlineCheckpoint
 from databus.common.config import parse
 from databus.common.frame.frame_format import FrameSplitter, Op, iter_frames
-from tests.bootstrap.model import (
-    CLOCK,
-    SOURCES,
-    START,
-    History,
-    State,
-    compact,
-    frames_between,
-    write_run,
-)
+from tests.bootstrap import model
 from tests.faults.test_bootstrap_kill import _merged
 from tests.support.waiting import PATIENCE, eventually
 
@@ -53,7 +44,7 @@ class Reader:
     """A consumer: its state, and the checkpoint after the last frames that it finished."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = model.State()
         self.checkpoint: str | None = None
         self.servers: list[str] = []
 
@@ -100,9 +91,9 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
     store = Store(folder)
     store.create()
     log = HotLog(folder / "log")
-    log.bind("shop", CLOCK, START)
-    log.put_note("seeding", {name: {"state": "seeded"} for name in SOURCES})
-    history = History(4, keys=150, payload_bytes=60)
+    log.bind("shop", model.CLOCK, model.START)
+    log.put_note("seeding", {name: {"state": "seeded"} for name in model.SOURCES})
+    history = model.History(4, keys=150, payload_bytes=60)
     blocks = []
 
     def write() -> None:
@@ -112,10 +103,10 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
 
     for _ in range(4):
         write()
-    frames = frames_between(blocks, START, history.position)
-    base = write_run(
-        store, RunKind.BASE, START, history.position, compact(frames, base=True), rows_per_group=20,
-        rows_per_file=100,
+    frames = model.frames_between(blocks, model.START, history.position)
+    base = model.write_run(
+        store, RunKind.BASE, model.START, history.position, model.compact(frames, base=True),
+        rows_per_group=20, rows_per_file=100,
     )  # fmt: skip
     store.switch(lambda m: m.with_changes(add=base, now_us=1))
     write()
@@ -151,7 +142,7 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
                 await reader.read(session, alive[turn % len(alive)], rng.randrange(1, 6000))
         assert reader.is_done
         assert set(reader.servers) == set(urls)
-        assert reader.state.rows == State().apply_all(blocks).rows
+        assert reader.state.rows == model.State().apply_all(blocks).rows
         assert store.check() == []
     finally:
         for child in children:

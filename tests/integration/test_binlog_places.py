@@ -14,6 +14,7 @@ from databus.relay.sources.mysql.protocol.mysql_connection import BinlogRequest,
 from tests.integration.test_least_rights import USER, statements
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.opened_source import opened_scn
 
 
 @pytest.fixture
@@ -141,8 +142,7 @@ async def test_an_open_xa_transaction_is_read_from_where_it_was_prepared(
     database = mariadb_database
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     xid = f"'{database.name}'"
     session = database.server.connect(database.name)
     with session, session.cursor() as cursor:

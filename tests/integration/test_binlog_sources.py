@@ -14,6 +14,7 @@ from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.mysql import MySqlSource, mysql_source
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.opened_source import opened_scn
 from tests.support.system import server_shop
 
 
@@ -48,8 +49,7 @@ async def test_a_transaction_over_several_tables_is_one_window_in_statement_orde
 ) -> None:
     database.execute("CREATE TABLE a (id INT PRIMARY KEY, v TEXT)")
     database.execute("CREATE TABLE b (id INT PRIMARY KEY, v TEXT)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     database.transaction(
         "INSERT INTO a VALUES (1, 'ż'), (2, '😀')",
         "INSERT INTO b VALUES (1, NULL)",
@@ -79,8 +79,7 @@ async def test_mysqls_clock_is_the_server_and_its_commits_have_microseconds(
 ) -> None:
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     for number in range(5):
         mysql_database.execute(f"INSERT INTO t VALUES ({number})")
     streamed = await read_to_end(source, start)
@@ -95,8 +94,7 @@ async def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_window(
 ) -> None:
     database.execute("CREATE TABLE t (a INT, b CHAR(3), v INT, PRIMARY KEY (b, a))")
     database.execute("INSERT INTO t VALUES (1, 'x', 10), (2, 'y', 20)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     database.execute("UPDATE t SET a = a + 100, v = v + 1 WHERE a = 1")
     streamed = await read_to_end(source, start)
     assert [(e.op, e.key, e.before, e.after) for e in streamed.events()] == [
@@ -110,8 +108,7 @@ async def test_rolled_back_work_and_rolled_back_savepoints_leave_no_event(
     database: FreshDatabase, source: MySqlSource
 ) -> None:
     database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     database.transaction("INSERT INTO t VALUES (1)", "ROLLBACK")
     database.transaction(
         "INSERT INTO t VALUES (2)",
@@ -128,8 +125,7 @@ async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
     database: FreshDatabase, source: MySqlSource
 ) -> None:
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     for number in range(12):
         database.transaction(
             f"INSERT INTO t VALUES ({number}, 0)", f"UPDATE t SET v = v + 1 WHERE id <= {number}"
@@ -153,8 +149,7 @@ async def test_a_backlog_announces_each_definition_where_it_begins_and_not_today
 ) -> None:
     for table in ("t", "still"):
         database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, a INT)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     database.execute("INSERT INTO t VALUES (1, 1)")
     before = await read_to_end(source, start)
     # Nobody reads meanwhile.

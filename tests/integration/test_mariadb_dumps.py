@@ -25,6 +25,7 @@ from databus.relay.sources.mysql.gtid import binlog_positions
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, opened, read_to_end
+from tests.support.opened_source import opened_scn
 
 
 @pytest.fixture
@@ -313,8 +314,7 @@ async def test_the_preflight_names_each_missing_privilege_and_its_grant_fixes_it
         mariadb_database.execute(finding.remedy)
         await source.close()
     source = MySqlSource(mariadb_config(url, f"{name}.*"))
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("INSERT INTO t VALUES (1)")
     assert len((await read_to_end(source, start)).events()) == 1
     assert (await source.read_chunk(ChunkRequest(f"{name}.t", 10))).done

@@ -29,6 +29,7 @@ from tests.support.mariadb_stream import (
     read_to_end,
     sql_rows,
 )
+from tests.support.opened_source import opened_scn
 from tests.support.own_servers import mariadb  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE, eventually_sync
 
@@ -50,8 +51,7 @@ async def test_tables_outside_the_configured_sources_only_move_resolved(
     mariadb_database.execute("CREATE TABLE wanted (id INT PRIMARY KEY)")
     mariadb_database.execute("CREATE TABLE other (id INT)")
     source = MySqlSource(mariadb_config(mariadb_database.url, f"{name}.wan*"))
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("INSERT INTO other VALUES (1), (2)")
     streamed = await read_to_end(source, start)
     assert not streamed.data
@@ -66,8 +66,7 @@ async def test_truncate_comes_as_an_event_of_its_own(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("INSERT INTO t VALUES (1), (2)")
     mariadb_database.execute("/* all */ TRUNCATE TABLE `t`")
     mariadb_database.execute("INSERT INTO t VALUES (3)")
@@ -103,8 +102,7 @@ async def _both_ways(
 async def test_the_kernel_and_the_python_decoder_give_the_same_bytes(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute(
         "CREATE TABLE t (id BIGINT UNSIGNED, k VARCHAR(300) CHARACTER SET latin1, d DECIMAL(40,9), "
         "e ENUM('a','ż'), s SET('x','y'), f FLOAT, g DOUBLE, dt DATETIME(3), ts TIMESTAMP(2) NULL, "
@@ -215,8 +213,7 @@ async def test_columns_come_and_go_under_load_and_every_row_has_its_own_schema(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     streamed = Streamed()
     stream = source.stream(start)
     statements = [
@@ -267,8 +264,7 @@ def _json(data: memoryview | None) -> dict[str, Any]:
 async def test_a_backlog_over_several_definitions_is_read_with_the_definition_of_its_time(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     for statement in (
         "CREATE TABLE t (id INT PRIMARY KEY, a INT)",
         "INSERT INTO t VALUES (1, -1)",
@@ -297,8 +293,7 @@ async def test_a_table_without_transactions_streams_but_is_not_dumped(
     mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY) ENGINE = MyISAM")
     findings = await source.preflight()
     assert [finding.fatal for finding in findings] == [False]
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("INSERT INTO t VALUES (1), (2)")
     mariadb_database.execute("DELETE FROM t WHERE id = 1")
     streamed = await read_to_end(source, start)
@@ -313,8 +308,7 @@ async def test_rows_that_a_rollback_in_the_binlog_undoes_are_not_delivered(
 ) -> None:
     mariadb_database.execute("CREATE TABLE inno (id INT PRIMARY KEY)")
     mariadb_database.execute("CREATE TABLE aria (id INT PRIMARY KEY) ENGINE = Aria")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("FLUSH BINARY LOGS")
     file = mariadb_database.execute("SHOW MASTER STATUS")[0][0]
     mariadb_database.transaction(
@@ -355,8 +349,7 @@ async def test_a_transaction_of_200_000_rows_passes_in_parts_with_flat_memory(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(200))")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("INSERT INTO t SELECT seq, REPEAT('x', 150) FROM seq_1_to_200000")
     stream = source.stream(start)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -383,8 +376,7 @@ async def test_a_row_of_more_than_16_mib_passes(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v LONGBLOB)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.execute("INSERT INTO t VALUES (1, REPEAT('x', 20000000)), (2, 'y')")
     mariadb_database.execute("INSERT INTO t VALUES (3, REPEAT('z', 5000000))")
     streamed = await read_to_end(source, start)
@@ -428,8 +420,7 @@ async def test_a_cut_connection_surfaces_and_a_new_stream_gives_the_rest(
     proxy = await faulty_proxy("127.0.0.1", mariadb_database.server.port)
     url = re.sub(r":\d+/", f":{proxy.port}/", mariadb_database.url)
     source = MySqlSource(mariadb_config(url, f"{mariadb_database.name}.*"))
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     for base in range(5):
         mariadb_database.execute(
             f"INSERT INTO t SELECT seq + {base * 1000}, REPEAT('x', 400) FROM seq_1_to_1000"

@@ -13,6 +13,7 @@ from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_types import TYPES, Types, is_in_the_kernel, value_rows
+from tests.support.opened_source import opened_scn
 from tests.support.zero_dates import check_zero_dates_as_text
 
 
@@ -40,8 +41,7 @@ async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
     row_metadata(mariadb_database.server, metadata)
     columns = ", ".join(f"c{i} {type_}" for i, (type_, _) in enumerate(types))
     mariadb_database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     rows = value_rows(types)
     for number, row in enumerate(rows):
         literals = ", ".join(literal for literal, _ in row)
@@ -76,8 +76,7 @@ async def test_an_invalid_date_suspends_its_table_alone_and_fails_a_dump_with_ta
     why = rf"{name}\.t: .*d .*{value}.*zero_dates"
     db.execute(f"CREATE TABLE t (id INT PRIMARY KEY, d {column} NOT NULL)")
     db.execute("CREATE TABLE other (id INT PRIMARY KEY)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     db.transaction(
         "SET sql_mode=''",
         "INSERT INTO other VALUES (1)",
@@ -109,8 +108,7 @@ async def test_a_date_that_is_none_becomes_null_when_so_configured(
     source = MySqlSource(
         mariadb_config(mariadb_database.url, f"{name}.*", options={"zero_dates": "null"})
     )
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mariadb_database.transaction(
         "SET sql_mode=''", "INSERT INTO t VALUES (1, '0000-00-00', '2020-00-01', '0000-00-00')"
     )

@@ -28,6 +28,7 @@ from tests.support.capture import (
 )
 from tests.support.mysql_replicas import caught_up, follow, local, own_uuid, primary_and_replica
 from tests.support.mysql_server import MySQLServer, mysql_launcher
+from tests.support.opened_source import opened_scn
 from tests.support.replica_writer import Writer, rows_of
 from tests.support.waiting import PATIENCE, eventually
 
@@ -154,8 +155,7 @@ async def test_a_replica_with_transactions_of_its_own_is_read_and_dumped_like_it
     local(replica, "INSERT INTO local.notes (v) VALUES (7)")
     uuids = f"{own_uuid(primary)},{own_uuid(replica)}"
     source = MySqlSource(several((replica,), uuids))
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     stream = source.stream(start)
     try:
         assert gtid_sets.generation_of(start) == 0

@@ -26,6 +26,7 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import purge_all_but_last, run_under
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end, read_up_to
 from tests.support.mysql_server import require
+from tests.support.opened_source import opened_scn
 from tests.support.own_servers import mysql  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE
 
@@ -51,8 +52,7 @@ def _pairs(database: FreshDatabase, sql: str) -> dict[Any, Any]:
 async def test_definitions_change_and_tables_are_emptied_in_the_order_of_the_log(
     mysql_database: FreshDatabase, source: MySqlSource
 ) -> None:
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     in_one = mysql_database.server.is_at_least(8, 0, 21)
     for statement in (
         "CREATE TABLE t (id INT PRIMARY KEY, a INT)",
@@ -85,8 +85,7 @@ async def test_compressed_transactions_come_as_they_would_uncompressed(
     name = mysql_database.name
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v MEDIUMTEXT)")
     mysql_database.execute("CREATE TABLE twin LIKE t")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     for compressed in ("ON", "OFF"):
         table = "t" if compressed == "ON" else "twin"
         connection = mysql_database.server.connect(name)
@@ -122,8 +121,7 @@ async def test_partial_updates_of_json_come_as_whole_values(
     long = json.dumps({"a": 1, "b": "x" * 3000, "c": [1, [2.50, "ż"]], 'q"': {}, "long": [9] * 9})
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, j JSON, v INT, k JSON)")
     mysql_database.execute("INSERT INTO t VALUES (1, %s, 0, %s), (2, NULL, 0, %s)", *[long] * 3)
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     changes = (
         "j = JSON_SET(j, '$.a', 2)",
         "j = JSON_SET(j, '$.a', 3, '$.new', JSON_OBJECT('k', CAST(1.10 AS DECIMAL(9,2))))",
@@ -181,8 +179,7 @@ _ROWS = (
 async def test_every_type_has_the_same_value_in_the_stream_by_both_readers_and_in_a_chunk(
     mysql_database: FreshDatabase, source: MySqlSource
 ) -> None:
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mysql_database.execute(_TYPES)
     mysql_database.execute(f"INSERT INTO types VALUES {', '.join(_ROWS)}")
     streamed = await read_to_end(source, start)
@@ -226,8 +223,7 @@ async def test_json_is_the_text_that_the_server_writes_in_the_stream_and_in_chun
     mysql_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mysql_database.execute("CREATE TABLE j (id INT PRIMARY KEY AUTO_INCREMENT, v JSON)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     rng = random.Random(7)
     doubles = [repr(rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30)) for _ in range(300)]
     for text in (*_JSON, *doubles):
@@ -278,8 +274,7 @@ async def test_a_purged_binlog_and_a_future_scn_are_named(
     mysql_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     mysql_database.execute("INSERT INTO t VALUES (1)")
     mysql_database.execute("FLUSH BINARY LOGS")
     purge_all_but_last(mysql_database)
@@ -297,8 +292,7 @@ async def test_a_commit_that_was_streamed_before_the_server_counts_it_is_gone_on
 ) -> None:
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     mysql_database.execute("INSERT INTO t VALUES (1, 0)")
-    await source.open()
-    scn = await source.first_scn()
+    scn = await opened_scn(source)
     writers = [_Writer(mysql_database, seed) for seed in range(3)]
     settings = read_settings(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
     connection = MySqlConnection(settings)
@@ -326,8 +320,7 @@ async def test_chunks_under_load_end_in_the_tables_state(
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     values = ", ".join(f"({number}, 0)" for number in range(300))
     mysql_database.execute(f"INSERT INTO t VALUES {values}")
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     name = f"{mysql_database.name}.t"
     writers = [_Writer(mysql_database, seed) for seed in range(3)]
     copy: dict[bytes, dict[str, Any]] = {}
@@ -513,8 +506,7 @@ async def test_a_tagged_gtid_of_our_own_that_changes_nothing_captured_is_passed_
     user = mysql_database.name
     config = mariadb_config(mysql_database.url, f"{mysql_database.name}.t")
     source = MySqlSource(config, use_kernels=use_kernels)
-    await source.open()
-    start = await source.first_scn()
+    start = await opened_scn(source)
     automatic = "AUTOMATIC:tag"
     for number in (1, 2):
         run_under(

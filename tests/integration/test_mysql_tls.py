@@ -19,6 +19,7 @@ from databus.relay.sources.mysql.protocol.mysql_tls import Tls, read_tls
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_server import MySQLServer, mysql_launcher
+from tests.support.opened_source import opened_scn
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -98,8 +99,7 @@ async def streams(encrypted: Encrypted, url: str) -> None:
     server.execute("CREATE TABLE t (id INT PRIMARY KEY, v TEXT)", database="shop")
     source = MySqlSource(mariadb_config(url, "shop.*"))
     try:
-        await source.open()
-        start = await source.first_scn()
+        start = await opened_scn(source)
         values = ", ".join(f"({number}, REPEAT('x', 500))" for number in range(200))
         server.execute(f"INSERT INTO t VALUES {values}", database="shop")
         streamed = await read_to_end(source, start)

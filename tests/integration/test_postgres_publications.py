@@ -17,6 +17,7 @@ from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.support.fixtures import FreshDatabase
+from tests.support.opened_source import opened_scn
 from tests.support.postgres_follower import Seen, config_of, now_scn, opened, opened_on, table_of
 from tests.support.waiting import PATIENCE
 
@@ -128,8 +129,7 @@ async def test_no_table_is_published_whose_updates_the_server_would_refuse(
     source = PostgresSource(config_of(db, discover_every="100ms"))
     source.restore("", None, 0)  # It continues: tables made meanwhile are left out, by name.
     try:
-        await source.open()
-        start = await source.first_scn()
+        start = await opened_scn(source)
         application()
         async with following(source, start) as reader:
             await reader.reaches(db)
@@ -333,8 +333,7 @@ async def test_a_publication_for_all_tables_without_roots_is_reported_and_suspen
     source = PostgresSource(config)
     source.restore("", None, 0)
     try:
-        await source.open()
-        start = await source.first_scn()
+        start = await opened_scn(source)
         async with following(source, start) as reader:
             db.execute("INSERT INTO days VALUES (1)")
             db.execute("INSERT INTO t VALUES (1)")

@@ -28,6 +28,7 @@ from tests.support.capture import (
 )
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.opened_source import opened_scn
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -194,8 +195,7 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
     create(database, "calm", "hidden")
     config, hidden = mariadb_config(database.url, f"{database.name}.*"), f"{database.name}.hidden"
     source = MySqlSource(config)
-    await source.open()
-    first = await source.first_scn()
+    first = await opened_scn(source)
     session(
         database, "SET binlog_format = STATEMENT", "INSERT INTO hidden VALUES (1, 1)",
         "SET binlog_format = ROW", "INSERT INTO calm VALUES (1, 1)",

@@ -19,3 +19,9 @@ async def opened_source(source: S) -> AsyncIterator[S]:
         yield source
     finally:
         await source.close()
+
+
+async def opened_scn(source: Source) -> int:
+    """Open a source; the SCN after which a stream of it begins."""
+    await source.open()
+    return await source.first_scn()

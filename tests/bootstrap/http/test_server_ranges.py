@@ -11,15 +11,8 @@ from databus.bootstrap.http import bootstrap_server as server_module
 from databus.common.checkpoint import OnlineCheckpoint
 from databus.common.frame.frame_format import Op, iter_frames, source_id
 from databus.common.frame.window_builder import WindowBuilder
+from tests.bootstrap import model
 from tests.bootstrap.bench import SCHEMA, Bench, checkpoints_in, rows_in
-from tests.bootstrap.model import (
-    CLOCK,
-    SOURCES,
-    START,
-    State,
-    compact,
-    frames_between,
-)
 
 
 async def test_changes_are_answered_net_or_all_between_positions_and_times(bench: Bench) -> None:
@@ -30,14 +23,14 @@ async def test_changes_are_answered_net_or_all_between_positions_and_times(bench
     bench.write()
     until = bench.history.position
     bench.write()
-    between = frames_between(bench.blocks, since, until)
+    between = model.frames_between(bench.blocks, since, until)
     span = {"since": f"{since.scn}:{since.seq}", "until": f"{until.scn}:{until.seq}"}
     data = await bench.frames("changes", **span, mode="all")
     assert rows_in(data) == [bytes(one.bytes) for one in between]
     net = await bench.frames("changes", **span)
-    assert rows_in(net) == [bytes(one.bytes) for one in compact(between, base=False)]
+    assert rows_in(net) == [bytes(one.bytes) for one in model.compact(between, base=False)]
     for answer in (data, net):
-        assert checkpoints_in(answer) == [OnlineCheckpoint("shop", CLOCK, until)]
+        assert checkpoints_in(answer) == [OnlineCheckpoint("shop", model.CLOCK, until)]
 
     first = dt.datetime.fromtimestamp(1_700_000_000, dt.UTC)
     times = {
@@ -80,40 +73,40 @@ async def test_changes_and_snapshots_come_as_lines_and_as_events(bench: Bench) -
 async def test_a_snapshot_is_the_state_of_all_tables_as_of_a_position(bench: Bench) -> None:
     bench.bind()
     bench.seed()
-    bench.log.put_note("origin", START.to_json())
+    bench.log.put_note("origin", model.START.to_json())
     bench.write()
     bench.seal()
     past = bench.history.position
     bench.write()
     bench.rebase()
     data = await bench.frames("snapshot", scn=f"{past.scn}:{past.seq}")
-    frames = frames_between(bench.blocks, START, past)
-    assert rows_in(data) == [bytes(one.bytes) for one in compact(frames, base=True)]
-    assert checkpoints_in(data) == [OnlineCheckpoint("shop", CLOCK, past)]
+    frames = model.frames_between(bench.blocks, model.START, past)
+    assert rows_in(data) == [bytes(one.bytes) for one in model.compact(frames, base=True)]
+    assert checkpoints_in(data) == [OnlineCheckpoint("shop", model.CLOCK, past)]
     now = await bench.frames("snapshot")
-    assert State().apply_all([now]).rows == bench.truth().rows
-    one = await bench.frames("snapshot", sources=SOURCES[1])
-    assert {frame.source_id for frame in iter_frames(one)} == {0, source_id(SOURCES[1])}
-    assert await bench.frames("snapshot", source=SOURCES[1]) == one
-    changed = await bench.frames("changes", source=SOURCES[1])
-    assert changed == await bench.frames("changes", sources=SOURCES[1])
-    _, problem = await bench.get("/v1/shop/snapshot", source=SOURCES[1], sources="*")
+    assert model.State().apply_all([now]).rows == bench.truth().rows
+    one = await bench.frames("snapshot", sources=model.SOURCES[1])
+    assert {frame.source_id for frame in iter_frames(one)} == {0, source_id(model.SOURCES[1])}
+    assert await bench.frames("snapshot", source=model.SOURCES[1]) == one
+    changed = await bench.frames("changes", source=model.SOURCES[1])
+    assert changed == await bench.frames("changes", sources=model.SOURCES[1])
+    _, problem = await bench.get("/v1/shop/snapshot", source=model.SOURCES[1], sources="*")
     assert "one of source and sources, not both" in problem["detail"]
 
 
 async def test_a_snapshot_before_a_table_was_whole_is_refused(bench: Bench) -> None:
     bench.bind()
-    bench.log.put_note("origin", START.to_json())
+    bench.log.put_note("origin", model.START.to_json())
     bench.write()
     early = bench.history.position
     bench.write()
     end = bench.history.position.to_json()
-    states = {name: {"state": "seeded"} for name in SOURCES}
-    bench.log.put_note("seeding", {**states, SOURCES[0]: {"state": "seeded", "end": end}})
+    states = {name: {"state": "seeded"} for name in model.SOURCES}
+    bench.log.put_note("seeding", {**states, model.SOURCES[0]: {"state": "seeded", "end": end}})
     query = {"scn": f"{early.scn}:{early.seq}"}
     status, problem = await bench.get("/v1/shop/snapshot", **query)
     assert (status, problem["code"], problem["oldest"]) == (410, "log_too_young", end)
-    assert rows_in(await bench.frames("snapshot", sources=SOURCES[1], **query))
+    assert rows_in(await bench.frames("snapshot", sources=model.SOURCES[1], **query))
 
 
 @pytest.mark.parametrize(
@@ -132,10 +125,10 @@ async def test_a_snapshot_before_a_table_was_whole_is_refused(bench: Bench) -> N
         ("changes", {"format": "csv"}, 400, "bad_request"),
         ("snapshot", {"scn": "3"}, 410, "log_too_young"),
         ("snapshot", {"since": "3"}, 400, "bad_request"),
-        ("snapshot", {"source": SOURCES[0], "sources": SOURCES[0]}, 400, "bad_request"),
+        ("snapshot", {"source": model.SOURCES[0], "sources": model.SOURCES[0]}, 400, "bad_request"),
         ("snapshot", {"source": "shop.*"}, 400, "bad_request"),
         ("snapshot", {"source": " "}, 400, "bad_request"),
-        ("changes", {"source": f"{SOURCES[0]},{SOURCES[1]}"}, 400, "bad_request"),
+        ("changes", {"source": f"{model.SOURCES[0]},{model.SOURCES[1]}"}, 400, "bad_request"),
         ("changes", {"source": "shop.unknown"}, 404, "unknown_source"),
     ],
 )
@@ -170,7 +163,7 @@ async def test_filters_that_relays_alone_have_are_refused_with_the_place_to_ask(
 
 async def test_a_snapshot_needs_tables_that_are_whole(bench: Bench) -> None:
     bench.bind()
-    bench.log.put_note("seeding", {SOURCES[0]: {"state": "dumping"}})
+    bench.log.put_note("seeding", {model.SOURCES[0]: {"state": "dumping"}})
     bench.write()
     status, problem = await bench.get("/v1/shop/snapshot")
     assert (status, problem["code"]) == (503, "not_seeded")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
 
 from databus.bootstrap.log import segments
@@ -25,14 +25,14 @@ from databus.common.filters.stream_filter import (
 )
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameView, Op, iter_frames
-from tests.bootstrap.merging.test_run_planner import Bench, histories
 from tests.bootstrap.model import CLOCK, SOURCES, START, State, compact, frames_between, frames_of
+from tests.bootstrap.random_bench import RandomBench, over_histories
 
 FIRST_US = 1_700_000_000_000_000
 
 
 def opened(
-    bench: Bench, content: RangeContent, since: Position | None, until: Position
+    bench: RandomBench, content: RangeContent, since: Position | None, until: Position
 ) -> Callable[[], FrameRange]:
     every_change = content is RangeContent.ALL
     if content is RangeContent.STATE:
@@ -43,7 +43,7 @@ def opened(
 
 
 def stream_of(
-    bench: Bench,
+    bench: RandomBench,
     content: RangeContent,
     since: Position | None,
     until: Position,
@@ -65,7 +65,7 @@ def stream_of(
 
 
 def answer(
-    bench: Bench,
+    bench: RandomBench,
     content: RangeContent,
     since: Position | None,
     until: Position,
@@ -83,22 +83,21 @@ def raw(frames: list[FrameView]) -> list[bytes]:
     return [bytes(one.bytes) for one in frames]
 
 
-def random_bench(folder: Path, seed: int, steps: int = 20) -> Bench:
-    bench = Bench(folder, seed)
+def random_bench(folder: Path, seed: int, steps: int = 20) -> RandomBench:
+    bench = RandomBench(folder, seed)
     bench.write(2)
     for _ in range(steps):
         bench.step()
     return bench
 
 
-def positions(bench: Bench) -> list[Position]:
+def positions(bench: RandomBench) -> list[Position]:
     window = bench.log.state().window
     return [START, *(one.position for one in frames_between(bench.blocks, START, window))]
 
 
 @pytest.mark.slow
-@histories
-@given(seed=st.integers(0, 2**32))
+@over_histories()
 def test_net_changes_are_the_compaction_of_the_range_or_are_refused(
     memory_folder: Callable[[], Path], seed: int
 ) -> None:
@@ -123,8 +122,7 @@ def test_net_changes_are_the_compaction_of_the_range_or_are_refused(
     bench.close()
 
 
-@histories
-@given(seed=st.integers(0, 2**32))
+@over_histories()
 def test_all_changes_are_every_frame_of_the_range_or_are_refused(
     memory_folder: Callable[[], Path], seed: int
 ) -> None:
@@ -144,8 +142,7 @@ def test_all_changes_are_every_frame_of_the_range_or_are_refused(
 
 
 @pytest.mark.slow
-@histories
-@given(seed=st.integers(0, 2**32))
+@over_histories()
 @example(seed=11380376)  # everything was deleted before the first merge
 def test_a_snapshot_is_the_state_at_the_last_whole_window(
     memory_folder: Callable[[], Path], seed: int
@@ -173,12 +170,11 @@ def test_a_snapshot_is_the_state_at_the_last_whole_window(
     bench.close()
 
 
-def _runs(bench: Bench) -> list[Run]:
+def _runs(bench: RandomBench) -> list[Run]:
     return list(bench.store.read().runs)
 
 
-@histories
-@given(seed=st.integers(0, 2**32), bucket=st.integers(0, 2))
+@over_histories(bucket=st.integers(0, 2))
 def test_filters_choose_from_a_range_what_they_choose_from_the_model(
     memory_folder: Callable[[], Path], seed: int, bucket: int
 ) -> None:
@@ -203,8 +199,7 @@ def test_filters_choose_from_a_range_what_they_choose_from_the_model(
 
 
 @pytest.mark.slow
-@histories
-@given(seed=st.integers(0, 2**32))
+@over_histories()
 def test_commit_times_cut_the_log_where_positions_do(
     memory_folder: Callable[[], Path], seed: int
 ) -> None:
@@ -238,9 +233,9 @@ def test_commit_times_cut_the_log_where_positions_do(
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path) -> RandomBench:
     """Twelve windows in three segments, four more in the hot log."""
-    bench = Bench(tmp_path / "shop", 4)
+    bench = RandomBench(tmp_path / "shop", 4)
     for _ in range(3):
         bench.write(4)
         segments.seal(bench.log, bench.store, 1)
@@ -248,7 +243,9 @@ def bench(tmp_path: Path) -> Bench:
     return bench
 
 
-def test_a_merged_range_is_refused_with_the_positions_that_can_be_asked_for(bench: Bench) -> None:
+def test_a_merged_range_is_refused_with_the_positions_that_can_be_asked_for(
+    bench: RandomBench,
+) -> None:
     first, second, third = bench.store.read().chain
     bench._replace(
         Merge((first, second), RunKind.DELTA),
@@ -271,7 +268,7 @@ def test_a_merged_range_is_refused_with_the_positions_that_can_be_asked_for(benc
 
 
 def test_a_state_before_the_base_is_refused_with_the_base_if_the_changes_up_to_it_are_kept(
-    bench: Bench,
+    bench: RandomBench,
 ) -> None:
     first, second, _ = bench.store.read().chain
     bench.rebase()
@@ -286,7 +283,7 @@ def test_a_state_before_the_base_is_refused_with_the_base_if_the_changes_up_to_i
     bench.close()
 
 
-def test_a_range_that_is_open_survives_sealing_merging_and_retention(bench: Bench) -> None:
+def test_a_range_that_is_open_survives_sealing_merging_and_retention(bench: RandomBench) -> None:
     window = bench.log.state().window
     expected = raw(_frames(bench, START, window))
     pieces = stream_of(bench, RangeContent.ALL, START, window).pieces()
@@ -301,7 +298,7 @@ def test_a_range_that_is_open_survives_sealing_merging_and_retention(bench: Benc
     bench.close()
 
 
-def test_a_window_without_a_match_leaves_nothing_in_all_changes(bench: Bench) -> None:
+def test_a_window_without_a_match_leaves_nothing_in_all_changes(bench: RandomBench) -> None:
     chosen = StreamFilter(sources=("shop.orders",))
     window = bench.log.state().window
     expected: list[FrameView] = []
@@ -319,5 +316,5 @@ def test_a_window_without_a_match_leaves_nothing_in_all_changes(bench: Bench) ->
     bench.close()
 
 
-def _frames(bench: Bench, after: Position, upto: Position) -> list[FrameView]:
+def _frames(bench: RandomBench, after: Position, upto: Position) -> list[FrameView]:
     return frames_between(bench.blocks, after, upto)

@@ -26,20 +26,10 @@ from databus.common.filters.stream_filter import (
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameView, Op, iter_frames
 from databus.common.frame.window_builder import WindowBuilder
-from tests.bootstrap.model import (
-    CLOCK,
-    SOURCES,
-    START,
-    History,
-    State,
-    compact,
-    frames_between,
-    whole_stream,
-    write_run,
-)
+from tests.bootstrap import model
 
 GROUP_ROWS = 8
-ORDERS, LINES, NOTES = SOURCES
+ORDERS, LINES, NOTES = model.SOURCES
 
 
 class Shop:
@@ -47,21 +37,31 @@ class Shop:
 
     def __init__(self, store: Store, log: HotLog) -> None:
         self.store, self.log = store, log
-        history = History(9, keys=60)
+        history = model.History(9, keys=60)
         self.blocks = [history.block(120)]
         log.append(self.blocks[0], 1)
         segments.seal(log, store, 1)
         self.stop = history.position
-        rows = self.rows = compact(frames_between(self.blocks, START, self.stop), base=True)
-        base = write_run(
-            store, RunKind.BASE, START, self.stop, rows, rows_per_group=GROUP_ROWS, rows_per_file=64
+        rows = self.rows = model.compact(
+            model.frames_between(self.blocks, model.START, self.stop), base=True
+        )
+        base = model.write_run(
+            store,
+            RunKind.BASE,
+            model.START,
+            self.stop,
+            rows,
+            rows_per_group=GROUP_ROWS,
+            rows_per_file=64,
         )
         store.switch(lambda m: m.with_changes(add=base, now_us=1))
         self.groups = -(-len(rows) // GROUP_ROWS)
 
-    def read(self, chosen: StreamFilter, since: Position = ORIGIN) -> tuple[BootstrapStream, State]:
+    def read(
+        self, chosen: StreamFilter, since: Position = ORIGIN
+    ) -> tuple[BootstrapStream, model.State]:
         """All that a reader with a filter gets."""
-        names = [name for name in SOURCES if chosen.takes_source(name)]
+        names = [name for name in model.SOURCES if chosen.takes_source(name)]
         stream = BootstrapStream(
             store=self.store,
             log=self.log,
@@ -72,11 +72,11 @@ class Shop:
                 np.array([frame_format.source_id(n) for n in names], dtype=np.uint32)
             ),
         )
-        return stream, State().apply_all(piece.frames for piece in stream.pieces())
+        return stream, model.State().apply_all(piece.frames for piece in stream.pieces())
 
 
 def taken(shop: Shop, chosen: StreamFilter) -> set[tuple[int, bytes]]:
-    ids = {frame_format.source_id(name) for name in SOURCES if chosen.takes_source(name)}
+    ids = {frame_format.source_id(name) for name in model.SOURCES if chosen.takes_source(name)}
 
     def wanted(one: FrameView) -> bool:
         partition = chosen.partition
@@ -103,7 +103,7 @@ def test_without_a_filter_every_group_is_read_and_with_one_only_those_that_may_m
 
     stream, state = shop.read(StreamFilter(sources=("shop.absent",)))
     assert (stream.groups_read, stream.groups_skipped) == (0, shop.groups)
-    for name in SOURCES:
+    for name in model.SOURCES:
         chosen = StreamFilter(sources=(name,))
         assert shop.read(chosen)[1].rows.keys() == taken(shop, chosen)
 
@@ -122,10 +122,10 @@ def test_of_a_segment_only_the_groups_after_the_readers_position_are_read(
 ) -> None:
     shop = Shop(store, log)
     last = list(iter_frames(shop.blocks[0]))[-1].position
-    history = History(10)
+    history = model.History(10)
     history.position = last
-    frames = frames_between([history.block(200)], last, Position(2**40, 0))
-    run = write_run(
+    frames = model.frames_between([history.block(200)], last, Position(2**40, 0))
+    run = model.write_run(
         store,
         RunKind.SEGMENT,
         last,
@@ -141,10 +141,10 @@ def test_of_a_segment_only_the_groups_after_the_readers_position_are_read(
     middle = opened.row_groups[groups // 2].last
     due = sum(group.last > middle for group in opened.row_groups)
     opened.close()
-    stream = whole_stream(store, log, middle, history.position)
+    stream = model.whole_stream(store, log, middle, history.position)
     log.drop_until(history.position, 1)
     log.restart_at(history.position, {})
-    state = State().apply_all(piece.frames for piece in stream.pieces())
+    state = model.State().apply_all(piece.frames for piece in stream.pieces())
     assert (stream.groups_read, stream.groups_skipped) == (due, groups - due)
     assert state.newest
 
@@ -203,7 +203,7 @@ class Ranges:
     def __init__(self, store: Store, log: HotLog) -> None:
         self.store, self.log = store, log
         self.blocks: list[bytes] = []
-        self.at = START
+        self.at = model.START
         self.read_groups: set[tuple[str, int, int]] = set()
 
     def window(self, op: Op, source: str, keys: list[bytes]) -> None:
@@ -215,7 +215,7 @@ class Ranges:
         self.at = Position(self.at.scn + 1, builder.seq)
         self.blocks.append(builder.end("t"))
 
-    def random(self, history: History, windows: int) -> None:
+    def random(self, history: model.History, windows: int) -> None:
         """Windows of a random history."""
         history.position = self.at
         self.blocks.append(history.block(windows))
@@ -223,10 +223,10 @@ class Ranges:
 
     def run(self, kind: RunKind, start: Position, rows_per_group: int) -> Position:
         """What was added after ``start`` as a run; its end."""
-        rows = frames_between(self.blocks, start, self.at)
+        rows = model.frames_between(self.blocks, start, self.at)
         if kind is not RunKind.SEGMENT:
-            rows = compact(rows, base=kind is RunKind.BASE)
-        run = write_run(
+            rows = model.compact(rows, base=kind is RunKind.BASE)
+        run = model.write_run(
             self.store,
             kind,
             start,
@@ -240,21 +240,21 @@ class Ranges:
         return self.at
 
     def answer(
-        self, content: RangeContent, chosen: StreamFilter, since: Position = START
+        self, content: RangeContent, chosen: StreamFilter, since: Position = model.START
     ) -> tuple[RangeStream, list[bytes]]:
         """A range's frames, once it is sure that nothing of a skipped group was read."""
         every = content is RangeContent.ALL
         changes = changes_from(since, every_change=every)
-        starts = state_from(self.at, START) if content is RangeContent.STATE else changes
+        starts = state_from(self.at, model.START) if content is RangeContent.STATE else changes
         stream = RangeStream(
             database="shop",
-            clock=CLOCK,
+            clock=model.CLOCK,
             since=since,
             until=self.at,
             content=content,
             opening=lambda: FrameRange(self.store, self.log, starts, self.at, every_change=every),
             stream_filter=chosen,
-            source_ids=matching_ids(SOURCES, chosen),
+            source_ids=matching_ids(model.SOURCES, chosen),
             piece_bytes=1 << 20,
         )
         self.read_groups.clear()
@@ -265,9 +265,9 @@ class Ranges:
 
     def expected(self, content: RangeContent, chosen: StreamFilter) -> list[bytes]:
         """The same from START by the model, row by row."""
-        frames = frames_between(self.blocks, START, self.at)
+        frames = model.frames_between(self.blocks, model.START, self.at)
         if content is not RangeContent.ALL:
-            kept = compact(frames, base=content is RangeContent.STATE)
+            kept = model.compact(frames, base=content is RangeContent.STATE)
             return [bytes(one.bytes) for one in kept if is_taken(one, chosen)]
         found: list[bytes] = []
         window: list[bytes] = []
@@ -282,7 +282,7 @@ class Ranges:
 
 def is_taken(one: FrameView, chosen: StreamFilter) -> bool:
     """Whether a filter, whose partition is by remainder, takes a row."""
-    ids = {frame_format.source_id(name) for name in SOURCES if chosen.takes_source(name)}
+    ids = {frame_format.source_id(name) for name in model.SOURCES if chosen.takes_source(name)}
     in_partition = one.op == Op.TRUNCATE or (
         not isinstance(chosen.partition, ModPartition)
         or one.key_hash % chosen.partition.count in chosen.partition.buckets
@@ -333,7 +333,7 @@ def test_of_a_segment_changes_skip_what_has_no_end_of_a_window_and_another_table
     ranges.window(Op.INSERT, ORDERS, KEYS)
     ranges.window(Op.UPDATE, LINES, [b"same"] * 9)
     ranges.window(Op.DELETE, ORDERS, KEYS)
-    ranges.run(RunKind.SEGMENT, START, 5)
+    ranges.run(RunKind.SEGMENT, model.START, 5)
     for content, skipped in (
         (RangeContent.ALL, skipped_of_all),
         (RangeContent.NET, skipped_of_net),
@@ -347,7 +347,7 @@ def test_of_merged_runs_changes_and_states_read_the_groups_of_their_keys_alone(
     ranges: Ranges,
 ) -> None:
     ranges.window(Op.INSERT, ORDERS, KEYS)
-    first = ranges.run(RunKind.DELTA, START, 1)
+    first = ranges.run(RunKind.DELTA, model.START, 1)
     ranges.window(Op.UPDATE, LINES, [b"same"] * 9)
     ranges.window(Op.DELETE, ORDERS, KEYS[:6])
     ranges.run(RunKind.DELTA, first, 1)
@@ -370,7 +370,7 @@ def test_of_merged_runs_changes_and_states_read_the_groups_of_their_keys_alone(
     stream, found = ranges.answer(RangeContent.NET, StreamFilter(ops=frozenset({Op.UPDATE})), first)
     assert (stream.groups_read, stream.groups_skipped, len(found)) == (1, 6, 1)
 
-    ranges.run(RunKind.BASE, START, 1)
+    ranges.run(RunKind.BASE, model.START, 1)
     states = 3 + 1
     for chosen, read in ((StreamFilter(sources=(LINES,)), 1), (inserts, 3), (BY_NUMBER, states)):
         stream, found = ranges.answer(RangeContent.STATE, chosen)
@@ -380,7 +380,7 @@ def test_of_merged_runs_changes_and_states_read_the_groups_of_their_keys_alone(
 
 @pytest.mark.parametrize("rows_per_group", [1, 3])
 def test_whatever_is_skipped_the_answer_is_the_models(ranges: Ranges, rows_per_group: int) -> None:
-    history = History(31, keys=4)
+    history = model.History(31, keys=4)
     filters = [
         StreamFilter(sources=sources, ops=ops, partition=partition)
         for sources in ((), (NOTES,), (LINES, ORDERS))
@@ -388,11 +388,11 @@ def test_whatever_is_skipped_the_answer_is_the_models(ranges: Ranges, rows_per_g
         for partition in (None, ModPartition(3, frozenset({1})))
     ]
     kinds = [RunKind.SEGMENT, RunKind.SEGMENT, RunKind.BASE, RunKind.SEGMENT]
-    at, skipped = START, 0
+    at, skipped = model.START, 0
     for kind in kinds:
         if kind is RunKind.SEGMENT:
             ranges.random(history, 15)
-        at = ranges.run(kind, START if kind is RunKind.BASE else at, rows_per_group)
+        at = ranges.run(kind, model.START if kind is RunKind.BASE else at, rows_per_group)
     for content in RangeContent:
         for chosen in filters:
             stream, found = ranges.answer(content, chosen)

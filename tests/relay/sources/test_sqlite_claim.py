@@ -10,6 +10,7 @@ import pytest
 
 from databus.common.errors import SourcePositionLost, SourceUnavailable
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
+from tests.support.opened_source import opened_scn
 from tests.support.sqlite_source import config
 
 
@@ -38,8 +39,7 @@ async def test_a_second_relay_of_one_file_is_refused_by_name_until_the_first_has
 
 async def test_a_log_that_another_process_has_pruned_is_a_lost_position(path: Path) -> None:
     source = SqliteSource(config(path))
-    await source.open()
-    begun = await source.first_scn()
+    begun = await opened_scn(source)
     stream = source.stream(begun)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("INSERT INTO t VALUES (1, 'a')")

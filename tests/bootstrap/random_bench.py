@@ -1,0 +1,138 @@
+"""A store whose runs are merged by the plain model, over random histories."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.common.checkpoint import ORIGIN, BootstrapCheckpoint, Checkpoint, Position
+from databus.common.filters.stream_filter import StreamFilter, matching_ids
+from tests.bootstrap.model import (
+    CLOCK,
+    SOURCES,
+    START,
+    History,
+    State,
+    compact,
+    frames_between,
+    frames_of,
+    write_run,
+)
+
+
+class RandomBench:
+    """A store whose runs are compacted by the model instead of Spark."""
+
+    def __init__(self, folder: Path, seed: int, steps: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.history = History(seed)
+        self.store = Store(folder)
+        self.store.create()
+        self.log = HotLog(folder / "log")
+        self.log.bind("shop", CLOCK, START)
+        self.blocks: list[bytes] = []
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
+        draw = self.rng.random()
+        if draw < 0.5:
+            self.write(self.rng.randrange(1, 5))
+        elif draw < 0.75:
+            segments.seal(self.log, self.store, 1)
+        elif draw < 0.9:
+            self.merge()
+        else:
+            self.rebase()
+
+    def write(self, windows: int) -> None:
+        self.blocks.append(self.history.block(windows))
+        self.log.append(self.blocks[-1], 1)
+
+    def merge(self, grace: bool = False) -> None:
+        chain = self.store.read().chain
+        if len(chain) < 2:
+            return
+        first = self.rng.randrange(len(chain) - 1)
+        last = self.rng.randrange(first + 1, len(chain))
+        inputs = chain[first : last + 1]
+        frames = [one for run in inputs for one in frames_of(self.store, run)]
+        self._replace(Merge(inputs, RunKind.DELTA), compact(frames, base=False), grace)
+
+    def rebase(self, grace: bool = False) -> None:
+        manifest = self.store.read()
+        newer = [run for run in manifest.chain if run.stop > manifest.snapshot]
+        if not newer:
+            return
+        inputs = (*((manifest.base,) if manifest.base else ()), *newer)
+        frames = [one for run in inputs for one in frames_of(self.store, run)]
+        unique = {one.position: one for one in frames}
+        rows = compact([unique[position] for position in sorted(unique)], base=True)
+        self._replace(Merge(tuple(inputs), RunKind.BASE), rows, grace)
+
+    def _replace(self, merge: Merge, frames: list[Any], grace: bool) -> None:
+        run = write_run(
+            self.store,
+            merge.kind,
+            merge.inputs[0].start,
+            merge.inputs[-1].stop,
+            frames,
+            random_bytes=self.rng,
+        )
+        self.store.switch(lambda m: m.with_changes(add=run, drop=merge.retired, now_us=1))
+        if not grace:
+            self.store.collect(0, "cs", now_us=2)
+
+    def stream(
+        self, checkpoint: Checkpoint | Position, stream_filter: StreamFilter | None = None
+    ) -> BootstrapStream:
+        resume = checkpoint if isinstance(checkpoint, BootstrapCheckpoint) else None
+        if isinstance(checkpoint, Position):
+            since = checkpoint
+        else:
+            since = resume.since if resume else checkpoint.position
+        chosen = stream_filter or StreamFilter()
+        return BootstrapStream(
+            store=self.store,
+            log=self.log,
+            since=since,
+            target=self.log.state().window,
+            stream_filter=chosen,
+            source_ids=matching_ids(SOURCES, chosen),
+            resume=resume,
+            piece_bytes=self.rng.choice((1, 300, 2000, 1 << 20)),
+        )
+
+    def truth(self, upto: Position, after: Position = ORIGIN) -> State:
+        state = State()
+        for one in frames_between(self.blocks, after, upto):
+            state.apply(one)
+        return state
+
+    def close(self) -> None:
+        assert self.store.check() == []
+        self.log.check()
+        self.log.close()
+
+
+_SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def over_histories(**draws: st.SearchStrategy[Any]) -> Callable[[Any], Any]:
+    """Run a test with the seeds of many histories, and with other values that are drawn."""
+    return lambda test: _SETTINGS(given(seed=st.integers(0, 2**32), **draws)(test))
