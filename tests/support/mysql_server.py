@@ -81,10 +81,7 @@ def _version(binary: str) -> str:
 class MySQLServer(MariaDBServer):
     """A MySQL with row format, full images and metadata, and GTIDs.
 
-    Invariants: those of PrivateServer.
-    Owner: the creating process.
-    Durability: as PrivateServer.
-    Raises: as PrivateServer.
+    Invariants, owner, durability and errors: those of PrivateServer.
     """
 
     product = "mysql"

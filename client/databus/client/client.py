@@ -310,7 +310,7 @@ class DatabusClient:
                 store=self._store,
                 pulling=pull.pulling,
                 is_flowing=lambda: pull.stats.is_flowing,
-                wait=wait,
+                run_on_loop=wait,
             )
             with self._stoppable(reader.stop):
                 yield reader

@@ -52,26 +52,23 @@ def can_be_bridged(log: HotLog) -> bool:
 
 def open_gap(log: HotLog, start: Position, stop: Position, now_us: int) -> None:
     """Continue after the gap with the copy as it is; every source is to be repaired."""
-    states = log.note("seeding") or {}
-    log.bridge_to(
-        stop,
-        {
-            NOTE: [*(log.note(NOTE) or []), _record(start, stop, now_us, bridged=True)],
-            "seeding": {name: {"state": REPAIRING} for name in states},
-        },
-    )
+    record = _record(start, stop, now_us, bridged=True)
+    log.bridge_to(stop, _notes(log, record, REPAIRING))
 
 
 def restart_behind(log: HotLog, start: Position, stop: Position, now_us: int) -> None:
     """Continue after the gap with an empty log; every source is to be dumped again."""
-    states = log.note("seeding") or {}
-    log.restart_at(
-        stop,
-        {
-            NOTE: [*(log.note(NOTE) or []), _record(start, stop, now_us, bridged=False)],
-            "seeding": {name: {"state": UNSEEDED} for name in states},
-        },
-    )
+    record = _record(start, stop, now_us, bridged=False)
+    log.restart_at(stop, _notes(log, record, UNSEEDED))
+
+
+def _notes(log: HotLog, record: dict[str, Any], state: str) -> dict[str, Any]:
+    """The notes with one gap more, and every source in ``state``."""
+    sources = log.note("seeding") or {}
+    return {
+        NOTE: [*(log.note(NOTE) or []), record],
+        "seeding": {name: {"state": state} for name in sources},
+    }
 
 
 def close_gaps(log: HotLog, now_us: int) -> None:

@@ -292,10 +292,7 @@ class PrivateServer(ABC):
 class MariaDBServer(PrivateServer):
     """A MariaDB with row format, full images and metadata, and strict GTIDs in one domain.
 
-    Invariants: those of PrivateServer.
-    Owner: the creating process.
-    Durability: as PrivateServer.
-    Raises: as PrivateServer.
+    Invariants, owner, durability and errors: those of PrivateServer.
     """
 
     product = "mariadb"
@@ -435,10 +432,7 @@ class MariaDBServer(PrivateServer):
 class PostgresServer(PrivateServer):
     """A PostgreSQL with logical WAL.  It refuses root, so under root it runs as ``postgres``.
 
-    Invariants: those of PrivateServer.
-    Owner: the creating process.
-    Durability: as PrivateServer.
-    Raises: as PrivateServer.
+    Invariants, owner, durability and errors: those of PrivateServer.
     """
 
     product = "postgres"

@@ -9,6 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from databus.client.application.consumer import Consumer, Result
@@ -67,6 +68,7 @@ _HALTING = (_Stopped, _NotStored, Stuck)
 """Exceptions that end the delivery at once; every other one is a callback's and is retried."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Delivery:
     """One consumer being served from one buffer.
 
@@ -80,42 +82,33 @@ class Delivery:
     Raises: from ``run``: the error that ``onError`` received.
     """
 
-    def __init__(
-        self,
-        *,
-        consumer: Consumer,
-        store: CheckpointStore,
-        dispatcher: Dispatcher,
-        buffer: ReplayBuffer,
-        options: Options,
-        restream: Callable[[Checkpoint | None], Awaitable[Pulling]],
-        rng: random.Random,
-    ) -> None:
-        self._consumer = consumer
-        self._store = store
-        self._dispatcher = dispatcher
-        self._buffer = buffer
-        self._options = options
-        self._restream = restream
-        self._rng = rng
-        self._backoff = Backoff(options.retry_s, options.retry_most_s)
-        self._budget_s = options.callback_budget_s
-        self._key_workers = KeyWorkers((), self._budget_s, buffer.wake)
+    consumer: Consumer
+    store: CheckpointStore
+    dispatcher: Dispatcher
+    buffer: ReplayBuffer
+    options: Options
+    restream: Callable[[Checkpoint | None], Awaitable[Pulling]]
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(self.options.retry_s, self.options.retry_most_s)
+        self._budget_s = self.options.callback_budget_s
+        self._key_workers = KeyWorkers((), self._budget_s, self.buffer.wake)
         self._deferred: deque[tuple[Due, set[asyncio.Future[None]]]] = deque()
         self._is_stopping = False
         self._yielded_s = 0.0
         self._left_out = frozenset(
             call
             for call in _ANNOUNCEMENTS
-            if getattr(type(consumer), call.value) is getattr(Consumer, call.value)
+            if getattr(type(self.consumer), call.value) is getattr(Consumer, call.value)
         )
         self.rollback_count = 0
-        self.checkpoint: Checkpoint | None = dispatcher.mark.checkpoint
+        self.checkpoint: Checkpoint | None = self.dispatcher.mark.checkpoint
 
     def stop(self) -> None:
         """Stop after the callback that is running; to be called on the loop."""
         self._is_stopping = True
-        self._buffer.wake.set()
+        self.buffer.wake.set()
 
     async def run(self, pulling: Pulling) -> None:
         """Deliver until ``stop`` or until delivery cannot continue."""
@@ -138,16 +131,16 @@ class Delivery:
             raise
         finally:
             self._key_workers.close()
-            await self._quietly(self._consumer.onStopConsumption)
+            await self._quietly(self.consumer.onStopConsumption)
 
     async def _begin(self) -> None:
         try:
-            await self._call(self._consumer.onStartConsumption)
+            await self._call(self.consumer.onStartConsumption)
         except Exception as error:
             raise ConsumerFailed(f"onStartConsumption failed: {error!r}") from error
-        if self._options.dispatch != "serial":
+        if self.options.dispatch != "serial":
             self._key_workers.use(
-                [self._key_worker(number) for number in range(self._options.workers)]
+                [self._key_worker(number) for number in range(self.options.workers)]
             )
 
     def _key_worker(self, number: int) -> KeyWorker:
@@ -155,7 +148,7 @@ class Delivery:
             return self._key_workers.is_abandoned
 
         name = f"databus-{number}"
-        function = self._consumer.onDataEvent
+        function = self.consumer.onDataEvent
         if inspect.iscoroutinefunction(function):
 
             async def deliver_async(event: Event) -> None:
@@ -173,7 +166,7 @@ class Delivery:
         return ThreadKeyWorker(deliver, abandoned, name)
 
     async def _deliver(self, pulling: Pulling) -> None:
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         while not self._is_stopping:
             if time.monotonic() - self._yielded_s > _YIELD_S:
                 await self._yield()
@@ -189,8 +182,8 @@ class Delivery:
                 await self._roll_back(due)
             elif due.call is Call.RESTREAM:
                 assert due.mark is not None
-                pulling = await self._restream(due.mark.checkpoint)
-                dispatcher.restreamed(self._buffer.end)
+                pulling = await self.restream(due.mark.checkpoint)
+                dispatcher.restreamed(self.buffer.end)
             else:
                 await self._attempt(due)
 
@@ -202,7 +195,7 @@ class Delivery:
             elif due.call is Call.CHECKPOINT:
                 if self._key_workers.in_flight:
                     self._deferred.append((due, set(self._key_workers.in_flight)))
-                    self._dispatcher.defer(due, time.monotonic())
+                    self.dispatcher.defer(due, time.monotonic())
                     return
                 result = await self._take_checkpoint(due)
             elif due.call in self._left_out:
@@ -214,7 +207,7 @@ class Delivery:
         except Exception as error:
             await self._failed(error)
             return
-        self._dispatcher.done(due, time.monotonic(), result)
+        self.dispatcher.done(due, time.monotonic(), result)
 
     async def _failed(self, error: BaseException) -> None:
         """Wait for events in flight, store the checkpoint that is complete, and roll back."""
@@ -230,10 +223,10 @@ class Delivery:
                 raise
             except Exception as another:
                 log.warning("no checkpoint before the rollback: %r", another)
-        self._dispatcher.failed(error)
+        self.dispatcher.failed(error)
 
     async def _announce(self, due: Due) -> Result:
-        consumer = self._consumer
+        consumer = self.consumer
         if due.call is Call.START_SEQUENCE:
             assert due.window is not None
             return await self._call(consumer.onStartDataEventSequence, due.window)
@@ -250,7 +243,7 @@ class Delivery:
         return await self._call(function, due.source, due.schema)
 
     async def _events(self, due: Due) -> Result:
-        if self._options.dispatch == "serial":
+        if self.options.dispatch == "serial":
             try:
                 return await self._deliver_run(due)
             except asyncio.CancelledError as error:
@@ -263,7 +256,7 @@ class Delivery:
             await key_workers.drain()
         else:
             key_workers.submit(events)
-            if self._options.dispatch == "within_window":
+            if self.options.dispatch == "within_window":
                 await key_workers.drain()
             else:
                 await key_workers.wait_below(_MOST_IN_FLIGHT)
@@ -273,7 +266,7 @@ class Delivery:
 
     async def _deliver_run(self, due: Due) -> Result:
         """Deliver the events of one run, one after another, on the loop."""
-        function, budget_s = self._consumer.onDataEvent, self._budget_s
+        function, budget_s = self.consumer.onDataEvent, self._budget_s
         strongest = Result.SUCCESS
         now_s = time.monotonic
         began_s = now_s()
@@ -300,7 +293,7 @@ class Delivery:
         assert due.mark is not None
         checkpoint = due.mark.checkpoint
         assert checkpoint is not None
-        result = await self._call(self._consumer.onCheckpoint, checkpoint)
+        result = await self._call(self.consumer.onCheckpoint, checkpoint)
         if result is Result.SKIP_CHECKPOINT:
             return result
         await self._save(checkpoint)
@@ -308,7 +301,7 @@ class Delivery:
 
     async def _save(self, checkpoint: Checkpoint) -> None:
         try:
-            saving = self._store.save(checkpoint)
+            saving = self.store.save(checkpoint)
             if inspect.isawaitable(saving):
                 await saving
         except DatabusError as error:
@@ -345,11 +338,11 @@ class Delivery:
         result = await self._take_checkpoint(due)
         if result is not Result.SKIP_CHECKPOINT:
             assert due.mark is not None
-            self._dispatcher.accept(due.mark)
+            self.dispatcher.accept(due.mark)
 
     async def _roll_back(self, due: Due) -> None:
         assert due.mark is not None
-        cause, attempt = due.cause, self._dispatcher.attempt
+        cause, attempt = due.cause, self.dispatcher.attempt
         if cause is None:
             # A server was lost within a window.  No callback failed, but the events in flight
             # must have ended before ``onRollback``.
@@ -357,29 +350,29 @@ class Delivery:
             self._deferred.clear()
         if isinstance(cause, CallbackFailed) and cause.is_fatal:
             raise ConsumerFailed(str(cause)) from cause
-        if cause is not None and attempt > self._options.max_retries:
+        if cause is not None and attempt > self.options.max_retries:
             raise ConsumerFailed(
                 f"a callback failed {attempt} times since the checkpoint "
-                f"{_name(due.mark.checkpoint)} (max_retries={self._options.max_retries}); the "
+                f"{_name(due.mark.checkpoint)} (max_retries={self.options.max_retries}); the "
                 f"last time: {cause!r}"
             ) from cause
         self.rollback_count += 1
         log.warning("rolling back to %s: %r", _name(due.mark.checkpoint), cause)
         try:
-            await self._call(self._consumer.onRollback, due.mark.checkpoint)
+            await self._call(self.consumer.onRollback, due.mark.checkpoint)
         except Exception as error:
             raise ConsumerFailed(f"onRollback failed: {error!r}") from error
         if cause is not None:
-            await self._pause(self._backoff.delay_s(attempt, self._rng))
-        self._dispatcher.done(due, time.monotonic())
+            await self._pause(self._backoff.delay_s(attempt, self.rng))
+        self.dispatcher.done(due, time.monotonic())
 
     async def _pause(self, delay_s: float) -> None:
         until_s = time.monotonic() + delay_s
         while not self._is_stopping and (left_s := until_s - time.monotonic()) > 0:
-            self._buffer.wake.clear()
+            self.buffer.wake.clear()
             try:
                 async with asyncio.timeout(left_s):
-                    await self._buffer.wake.wait()
+                    await self.buffer.wake.wait()
             except TimeoutError:
                 return
 
@@ -394,11 +387,11 @@ class Delivery:
             if isinstance(error, DatabusError):
                 raise error
             raise InternalError(f"the puller ended with {error!r}") from error
-        due_s = self._dispatcher.checkpoint_due_s()
+        due_s = self.dispatcher.checkpoint_due_s()
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         if self._key_workers.in_flight and self._budget_s is not None:
             timeout_s = self._budget_s if timeout_s is None else min(timeout_s, self._budget_s)
-        await wait_for_either(self._buffer.wake, pulling, timeout_s)
+        await wait_for_either(self.buffer.wake, pulling, timeout_s)
         self._yielded_s = time.monotonic()
         self._key_workers.check_budget()
 
@@ -409,7 +402,7 @@ class Delivery:
             return
         if self._deferred:
             await self._settle_deferred()
-        due = self._dispatcher.final_checkpoint()
+        due = self.dispatcher.final_checkpoint()
         if due is not None:
             try:
                 result = await self._take_checkpoint(due)
@@ -419,11 +412,11 @@ class Delivery:
                 # The same events come again at the next start.
                 log.warning("the last checkpoint was not taken: %r", error)
                 return
-            self._dispatcher.done(due, time.monotonic(), result)
+            self.dispatcher.done(due, time.monotonic(), result)
 
     async def _report(self, error: DatabusError) -> None:
         log.error("%s: %s (%s)", error.code, error.message, error.hint)
-        await self._quietly(self._consumer.onError, error)
+        await self._quietly(self.consumer.onError, error)
 
     async def _quietly(self, function: Callable[..., Any], *arguments: Any) -> None:
         try:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from databus.client.application.consumer import Result
@@ -117,6 +118,7 @@ class PulledWindow:
         return self._loaded.popleft() if self._loaded else None
 
 
+@dataclass(kw_only=True, eq=False)
 class WindowReader:
     """Gives windows out of a buffer, many small ones at once.
 
@@ -130,23 +132,16 @@ class WindowReader:
         before it was returned.
     """
 
-    def __init__(
-        self,
-        *,
-        dispatcher: Dispatcher,
-        buffer: ReplayBuffer,
-        store: CheckpointStore,
-        pulling: asyncio.Task[None],
-        is_flowing: Callable[[], bool],
-        wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None,
-    ) -> None:
-        buffer.never_replay()
-        self._dispatcher = dispatcher
-        self._buffer = buffer
-        self._store = store
-        self._pulling = pulling
-        self._is_flowing = is_flowing
-        self._wait = wait
+    dispatcher: Dispatcher
+    buffer: ReplayBuffer
+    store: CheckpointStore
+    pulling: asyncio.Task[None]
+    is_flowing: Callable[[], bool]
+    run_on_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
+    """Runs a coroutine on the loop from another thread; None: the caller is on the loop."""
+
+    def __post_init__(self) -> None:
+        self.buffer.never_replay()
         self._open: PulledWindow | None = None
         self._last: PulledWindow | None = None
         self._is_committed = True
@@ -156,15 +151,15 @@ class WindowReader:
     def stop(self) -> None:
         """End the iteration; to be called on the loop."""
         self._is_stopping = True
-        self._buffer.wake.set()
+        self.buffer.wake.set()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on the loop's thread and wait for the result."""
-        if self._wait is None:
+        if self.run_on_loop is None:
             coroutine.close()
             self.require_thread()
-        assert self._wait is not None
-        result: T = self._wait(coroutine)
+        assert self.run_on_loop is not None
+        result: T = self.run_on_loop(coroutine)
         return result
 
     def require_thread(self) -> None:
@@ -173,7 +168,7 @@ class WindowReader:
         Raises:
             UsageError: they come from ``awindows``.
         """
-        if self._wait is None:
+        if self.run_on_loop is None:
             raise UsageError(
                 "this window came from awindows(): read it by `async for event in window` and "
                 "store its checkpoint by `await window.acommit()`"
@@ -202,7 +197,7 @@ class WindowReader:
                 loaded += len(events)
             if moved:
                 continue
-            if not self._is_flowing():
+            if not self.is_flowing():
                 # Connecting, or in a bootstrap: that does not count as idle.
                 idle_since_s = time.monotonic()
             if found or not await self._more(None if idle_s is None else idle_since_s + idle_s):
@@ -241,7 +236,7 @@ class WindowReader:
     async def _try_step(self) -> tuple[bool, list[Event] | None]:
         """One step if one is due: whether one was, and the events that it returned."""
         now_s = time.monotonic()
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         due = dispatcher.next(now_s)
         if due is None:
             return False, None
@@ -271,36 +266,36 @@ class WindowReader:
         assert window is not None
         window.is_whole = True
         now_s = time.monotonic()
-        due = self._dispatcher.next(now_s)
+        due = self.dispatcher.next(now_s)
         if due is not None and due.call is Call.CHECKPOINT:
             assert due.mark is not None
             window.checkpoint = due.mark.checkpoint
-            self._dispatcher.done(due, now_s)
+            self.dispatcher.done(due, now_s)
 
     async def _more(self, deadline_s: float | None) -> bool:
         """Wait for frames; False when the time is over or after ``stop``."""
         if self._is_stopping:
             return False
-        if self._pulling.cancelled():
+        if self.pulling.cancelled():
             raise InternalError(_ENDED)
-        if self._pulling.done():
-            error = self._pulling.exception()
+        if self.pulling.done():
+            error = self.pulling.exception()
             if isinstance(error, DatabusError):
                 raise error
             raise InternalError(f"the puller ended with {error!r}") from error
         now_s = time.monotonic()
         if deadline_s is not None and now_s >= deadline_s:
             return False
-        if deadline_s is not None and not self._is_flowing():
+        if deadline_s is not None and not self.is_flowing():
             deadline_s = now_s + _LOOK_AGAIN_S
-        times = [deadline_s, self._dispatcher.checkpoint_due_s()]
+        times = [deadline_s, self.dispatcher.checkpoint_due_s()]
         bounds = [at_s - now_s for at_s in times if at_s is not None]
         timeout_s = max(0.0, min(bounds)) if bounds else None
-        await wait_for_either(self._buffer.wake, self._pulling, timeout_s)
+        await wait_for_either(self.buffer.wake, self.pulling, timeout_s)
         return not self._is_stopping
 
     async def _save(self, checkpoint: Checkpoint) -> None:
-        saving = self._store.save(checkpoint)
+        saving = self.store.save(checkpoint)
         if inspect.isawaitable(saving):
             await saving
 

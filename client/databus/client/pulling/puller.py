@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import NoReturn, Protocol, Self
 
 from databus.client.application.frame_blocks import Block
@@ -113,6 +114,7 @@ class PullStats:
     last_error: str = ""
 
 
+@dataclass(kw_only=True, eq=False)
 class Puller:
     """Reads one stream into a sink, from the servers that the machine chooses.
 
@@ -126,53 +128,44 @@ class Puller:
     Raises: from ``run``: the error with which the machine stopped.
     """
 
-    def __init__(
-        self,
-        *,
-        subscription: Subscription,
-        machine: Machine,
-        transport: Transport,
-        sink: Sink,
-        schemas: SchemaSet,
-        options: Options,
-        stats: PullStats,
-        first_frame: int = 0,
-    ) -> None:
-        self._subscription = subscription
-        self._machine = machine
-        self._transport = transport
-        self._sink = sink
-        self._schemas = schemas
-        self._options = options
+    subscription: Subscription
+    machine: Machine
+    transport: Transport
+    sink: Sink
+    schemas: SchemaSet
+    options: Options
+    stats: PullStats
+    first_frame: InitVar[int] = 0
+
+    def __post_init__(self, first_frame: int) -> None:
         self._frame_count = first_frame
         # The point for a replay if the window that is being read breaks off.
         self._mark = first_frame
-        self._mark_resume: Resume = machine.resume
-        self.origin: Resume = machine.resume
+        self._mark_resume: Resume = self.machine.resume
+        self.origin: Resume = self.machine.resume
         """Where this stream began: a position, once a relay has resolved "latest"."""
         self._in_window = False
         self._window_server = ""
-        self.stats = stats
 
     async def run(self) -> NoReturn:
         """Pull until cancelled or until the machine stops."""
         while True:
-            step = self._machine.next()
+            step = self.machine.next()
             if step.state is State.STOPPED:
-                raise self._machine.error or InternalError("the machine stopped without an error")
+                raise self.machine.error or InternalError("the machine stopped without an error")
             if step.wait_s:
                 await asyncio.sleep(step.wait_s)
             self.stats.server = str(step.server)
             try:
                 outcome = await self._perform(step)
                 self._note_end(outcome)
-                self._machine.report(outcome)
+                self.machine.report(outcome)
             except DatabusError as error:
                 self.stats.failure_count += 1
                 self.stats.is_flowing = False
                 self.stats.last_error = f"{error.code}: {error.message}"
                 outcome = outcome_of(error)
-                verb = self._machine.report(outcome, error)
+                verb = self.machine.report(outcome, error)
                 log.warning("%s at %s: %s; %s", step.state, step.server, error.message, verb)
 
     def _note_end(self, outcome: PullOutcome) -> None:
@@ -194,47 +187,47 @@ class Puller:
         return await self._bootstrap(step)
 
     async def _register(self, server: str) -> None:
-        subscription = self._subscription
-        answer = await self._transport.register(server, subscription.database, subscription.sources)
-        self._machine.met_clock(answer.clock)
+        subscription = self.subscription
+        answer = await self.transport.register(server, subscription.database, subscription.sources)
+        self.machine.met_clock(answer.clock)
         for schema in answer.schemas:
-            self._schemas.announce(schema)
+            self.schemas.announce(schema)
         if answer.tables is not None:
-            self._sink.report(answer.tables)
+            self.sink.report(answer.tables)
 
     async def _stream(self, step: PullStep) -> PullOutcome:
         resume = self._begin(step)
-        options = self._options
-        query = self._subscription.query() | _start_query(self._dated(resume))
+        options = self.options
+        query = self.subscription.query() | _start_query(self._dated(resume))
         if options.follow:
             query["follow"] = "true"
         else:
             query["wait_ms"] = str(options.wait_ms)
         if options.max_bytes is not None:
             query["max_bytes"] = str(options.max_bytes)
-        path = f"/v1/{self._subscription.database}/stream"
-        async with self._transport.stream(step.server, path, query) as body:
+        path = f"/v1/{self.subscription.database}/stream"
+        async with self.transport.stream(step.server, path, query) as body:
             self._opened(body)
             self.stats.is_flowing = True
             self._note_ahead(step.server, body)
             if isinstance(resume, UnresolvedStart):
                 self._pin(resume, body)
-            before = self._machine.resume
+            before = self.machine.resume
             splitter = SpanSplitter()
             while chunk := await body.read():
                 for data in splitter.feed(chunk):
                     await self._take(step.server, data)
             _check_whole(step.server, splitter)
-        is_quiet = not options.follow and self._machine.resume == before
+        is_quiet = not options.follow and self.machine.resume == before
         return PullOutcome.QUIET if is_quiet else PullOutcome.ENDED
 
     async def _bootstrap(self, step: PullStep) -> PullOutcome:
         resume = self._begin(step)
-        query = self._subscription.query() | _start_query(self._dated(resume))
-        if self._options.max_bytes is not None:
-            query["max_bytes"] = str(self._options.max_bytes)
-        path = f"/v1/{self._subscription.database}/bootstrap"
-        async with self._transport.stream(step.server, path, query) as body:
+        query = self.subscription.query() | _start_query(self._dated(resume))
+        if self.options.max_bytes is not None:
+            query["max_bytes"] = str(self.options.max_bytes)
+        path = f"/v1/{self.subscription.database}/bootstrap"
+        async with self.transport.stream(step.server, path, query) as body:
             self._opened(body)
             splitter = FrameSplitter()
             while chunk := await body.read():
@@ -248,28 +241,28 @@ class Puller:
         """Where the request starts; at the window's start if another server continues."""
         bootstrap = step.state is State.BOOTSTRAP
         moved = step.server != self._window_server
-        if self._in_window and (bootstrap or (moved and self._sink.replays)):
+        if self._in_window and (bootstrap or (moved and self.sink.replays)):
             self._rewind()
         self._window_server = step.server
-        return self._machine.resume
+        return self.machine.resume
 
     def _rewind(self) -> None:
-        if self._sink.replays:
-            self._sink.cut(self._mark)
+        if self.sink.replays:
+            self.sink.cut(self._mark)
             self._frame_count = self._mark
-            self._machine.go_back(self._mark_resume)
+            self.machine.go_back(self._mark_resume)
         self._in_window = False
 
     def _dated(self, resume: Resume) -> Resume:
         """A bare position with the clock that the server has just reported."""
-        clock = self._machine.clock
+        clock = self.machine.clock
         if isinstance(resume, After) and clock is not None and resume.position.scn:
-            return OnlineCheckpoint(self._subscription.database, clock, resume.position)
+            return OnlineCheckpoint(self.subscription.database, clock, resume.position)
         return resume
 
     def _opened(self, body: ResponseBody) -> None:
         if body.clock is not None:
-            self._machine.met_clock(body.clock)
+            self.machine.met_clock(body.clock)
         self.stats.newest = body.newest
 
     def _note_ahead(self, server: str, body: ResponseBody) -> None:
@@ -288,19 +281,19 @@ class Puller:
             position = body.start
         else:
             position = body.prev if isinstance(resume, Oldest) else body.newest
-        if position is not None and self._machine.clock is not None:
-            self._machine.pin(self._online(position))
-            self._mark_resume = self.origin = self._machine.resume
+        if position is not None and self.machine.clock is not None:
+            self.machine.pin(self._online(position))
+            self._mark_resume = self.origin = self.machine.resume
 
     def _online(self, position: Position) -> OnlineCheckpoint:
-        return OnlineCheckpoint(self._subscription.database, self._machine.clock or "", position)
+        return OnlineCheckpoint(self.subscription.database, self.machine.clock or "", position)
 
     async def _take(self, server: str, data: memoryview) -> None:
         """Pass the new frames among some frames of a relay to the sink."""
         block = Block(data, first=self._frame_count, bootstrap=False)
         block.raise_error_frame()
-        resume = self._machine.resume
-        if self._subscription.is_whole and not isinstance(resume, UnresolvedStart):
+        resume = self.machine.resume
+        if self.subscription.is_whole and not isinstance(resume, UnresolvedStart):
             try:
                 block.require_chain(resume.position)
             except WindowMissing as error:
@@ -324,7 +317,7 @@ class Puller:
             self.stats.newest = last
         await self._hand_on(block)
         # After the sink has it: if this is cancelled while it waits, the block comes again.
-        self._machine.advanced(self._online(last))
+        self.machine.advanced(self._online(last))
         self._note_window_end(block)
 
     def _is_first_sign(self, block: Block, position: Position) -> bool:
@@ -365,8 +358,8 @@ class Puller:
         if not checkpoints:
             return False
         last = checkpoints[-1]
-        self._machine.met_clock(last.clock)
-        self._machine.advanced(last)
+        self.machine.met_clock(last.clock)
+        self.machine.advanced(last)
         index = block.last_of(Op.CHECKPOINT)
         self._mark, self._mark_resume = block.first + index + 1, last
         self._in_window = index + 1 < block.count
@@ -376,7 +369,7 @@ class Puller:
         return True
 
     async def _hand_on(self, block: Block) -> None:
-        await self._sink.put(block)
+        await self.sink.put(block)
         self._frame_count += block.count
         self.stats.frame_count += block.count
         self.stats.bytes_count += block.size_bytes
@@ -385,16 +378,16 @@ class Puller:
         for index in block.all_of(Op.SCHEMA_CHANGE):
             after = block.frame(index).after
             if after is not None:
-                self._schemas.announce(_schema_of(bytes(after)))
-        missing = [fp for fp in block.row_schemas() if fp not in self._schemas]
+                self.schemas.announce(_schema_of(bytes(after)))
+        missing = [fp for fp in block.row_schemas() if fp not in self.schemas]
         if not missing:
             return
         await self._register(server)
         for fingerprint in missing:
-            if fingerprint not in self._schemas:
+            if fingerprint not in self.schemas:
                 raise UnknownSchema(
                     f"{server} sent rows of schema {fingerprint:016x} and does not list it "
-                    f"among the {len(self._schemas)} of database {self._subscription.database}"
+                    f"among the {len(self.schemas)} of database {self.subscription.database}"
                 )
 
 
@@ -446,16 +439,22 @@ class Pull:
     ) -> None:
         self.machine = machine
         self.stats = PullStats()
-        self._subscription = subscription
-        self._sink = sink
-        self._schemas = schemas
-        self._options = options
         self._transport = Transport(
             connect_timeout_s=options.connect_timeout_s,
             answer_timeout_s=options.answer_timeout_s,
             silence_timeout_s=options.silence_timeout_s,
             read_bytes=min(1 << 18, max(1 << 14, options.buffer_bytes // 8)),
             client_name=options.client_name,
+        )
+        self._new_puller = partial(
+            Puller,
+            subscription=subscription,
+            machine=machine,
+            transport=self._transport,
+            sink=sink,
+            schemas=schemas,
+            options=options,
+            stats=self.stats,
         )
         self._puller: Puller | None = None
         self._task: asyncio.Task[None] | None = None
@@ -483,16 +482,7 @@ class Pull:
     def begin(self, resume: Resume, first_frame: int) -> asyncio.Task[None]:
         """Pull from ``resume`` on; frames are counted from ``first_frame``."""
         self.machine.restart(resume)
-        self._puller = Puller(
-            subscription=self._subscription,
-            machine=self.machine,
-            transport=self._transport,
-            sink=self._sink,
-            schemas=self._schemas,
-            options=self._options,
-            stats=self.stats,
-            first_frame=first_frame,
-        )
+        self._puller = self._new_puller(first_frame=first_frame)
         self._task = asyncio.create_task(self._puller.run(), name="databus-puller")
         return self._task
 

@@ -194,6 +194,18 @@ class SourceSchema:
         """``to_json`` as text: the content of a SCHEMA_CHANGE frame."""
         return json.dumps(self.to_json(), separators=(",", ":")).encode()
 
+    def change_frame(self, scn: int, seq: int, commit_us: int) -> bytes:
+        """The frame that announces this schema at a position of the stream."""
+        return frame_format.pack_frame(
+            op=frame_format.Op.SCHEMA_CHANGE,
+            scn=scn,
+            seq=seq,
+            source=self.source_id,
+            schema_fp=self.fingerprint,
+            commit_us=commit_us,
+            after=self.to_json_bytes(),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The schema as plain JSON; ``from_json`` reads it back."""
         # Left out if it is false, so that older schemas retain their fingerprints.

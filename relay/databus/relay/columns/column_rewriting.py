@@ -23,7 +23,6 @@ from databus.common.frame.frame_format import (
     Buffer,
     FrameColumns,
     Op,
-    pack_frame,
     trusted_frame,
 )
 from databus.common.schema.source_schema import SourceSchema
@@ -153,15 +152,7 @@ class Rewriter:
         """The frame that announces a new schema, with the schema that consumers see."""
         view = trusted_frame(memoryview(data), offset)
         schema = self.learn(SourceSchema.from_json(json.loads(bytes(view.after or b""))))
-        return pack_frame(
-            op=view.op,
-            scn=view.scn,
-            seq=view.seq,
-            source=schema.source_id,
-            schema_fp=schema.fingerprint,
-            commit_us=view.commit_us,
-            after=schema.to_json_bytes(),
-        )
+        return schema.change_frame(view.scn, view.seq, view.commit_us)
 
     def _edit_rows(self, data: Buffer, offsets: I64Array, growth: int) -> bytes:
         if not len(offsets):

@@ -425,7 +425,7 @@ class BinlogDecoder(GroupsWithoutScn):
         for schema in certain.values():
             if not self.announced.is_current(schema):
                 self._use(schema)
-                self.out.append(open_group.schema_change(schema, group))
+                self.out.append(schema.change_frame(group.scn, group.seq, group.commit_us))
                 group.seq += 1
         return certain
 

@@ -43,19 +43,6 @@ class Group:
         return bool(self.flags & GtidFlag.PREPARED_XA)
 
 
-def schema_change(schema: SourceSchema, group: Group) -> bytes:
-    """The frame that announces a table's new schema, at the group's present position."""
-    return pack_frame(
-        op=Op.SCHEMA_CHANGE,
-        scn=group.scn,
-        seq=group.seq,
-        source=schema.source_id,
-        schema_fp=schema.fingerprint,
-        commit_us=group.commit_us,
-        after=schema.to_json_bytes(),
-    )
-
-
 def truncation(source: str, schema_fp: int, group: Group) -> bytes:
     """The frame of a table that was emptied, at the group's present position."""
     return pack_frame(
