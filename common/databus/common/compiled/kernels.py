@@ -127,6 +127,19 @@ def load_i64(buf: U8Array, at: int) -> int:
 
 
 @jit_uncounted
+def holds(ascending: npt.NDArray[Any], first: int, stop: int, value: int) -> bool:
+    """Whether ``value`` is one of ``ascending[first:stop]``."""
+    low, high = first, stop
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low < stop and ascending[low] == value
+
+
+@jit_uncounted
 def crc_by_tables(tables: I64Array, buf: U8Array, at: int, stop: int, crc: int) -> int:
     """The state ``crc`` after ``buf[at:stop]``, eight bytes a step."""
     while at + 8 <= stop:

@@ -6,8 +6,6 @@ one leaves no byte.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -82,18 +80,6 @@ class HeaderFilter:
 
 
 @kernels.jit
-def _has(ascending: npt.NDArray[Any], value: int) -> bool:
-    low, high = 0, len(ascending)
-    while low < high:
-        middle = (low + high) // 2
-        if ascending[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low < len(ascending) and ascending[low] == value
-
-
-@kernels.jit
 def _choose(
     raw: kernels.U8Array,
     offsets: kernels.I64Array,
@@ -116,7 +102,7 @@ def _choose(
             source = source_of(raw, at)
             take = source != 0
             if take and not every_source:
-                take = _has(source_ids, source)
+                take = kernels.holds(source_ids, 0, len(source_ids), source)
             if take and op < FIRST_CONTROL_OP:
                 if op_bits:
                     take = (op_bits >> op) & 1 == 1
@@ -128,7 +114,7 @@ def _choose(
                         bucket = (high * ((1 << 32) % modulus) + low) % modulus
                     else:
                         bucket = low & (modulus - 1)
-                    take = _has(buckets, bucket)
+                    take = kernels.holds(buckets, 0, len(buckets), bucket)
             in_window |= take
         mask[index] = take
         count += take

@@ -29,16 +29,21 @@ def put_long(out: U8Array, at: int, value: int) -> int:
     return at + 1
 
 
-@kernels.jit
-def put_bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
-    """Write ``buf[start:start + length]`` as bytes or string; where it ends."""
-    at = put_long(out, at, length)
+@kernels.jit_uncounted
+def put_raw(out: U8Array, at: int, buf: U8Array, start: int, length: int) -> int:
+    """Copy ``buf[start:start + length]``; where the copy ends."""
     if length >= 16:
         kernels.copy(out, at, buf, start, length)
     else:
         for offset in range(length):
             out[at + offset] = buf[start + offset]
     return at + length
+
+
+@kernels.jit
+def put_bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    """Write ``buf[start:start + length]`` as bytes or string; where it ends."""
+    return put_raw(out, put_long(out, at, length), buf, start, length)
 
 
 @kernels.jit_uncounted

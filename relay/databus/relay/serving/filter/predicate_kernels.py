@@ -19,6 +19,7 @@ from databus.common.compiled.avro_row_kernels import BOOLEAN, DECIMAL, DOUBLE, L
 from databus.common.compiled.kernels import (
     I64Array,
     U8Array,
+    holds,
     i64,
     jit,
     jit_uncounted,
@@ -227,19 +228,6 @@ def _text(
 
 
 @jit_uncounted
-def _is_among(numbers: I64Array, low: int, count: int, value: int) -> bool:
-    high = low + count
-    end = high
-    while low < high:
-        middle = (low + high) // 2
-        if numbers[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low < end and numbers[low] == value
-
-
-@jit_uncounted
 def _whole(code: int, left: int, right: int) -> tuple[int, int]:
     """(state, result) of an operation on two whole numbers."""
     if left > _WHOLE_BOUND or left < -_WHOLE_BOUND or right > _WHOLE_BOUND or right < -_WHOLE_BOUND:
@@ -352,7 +340,7 @@ def _run(
                 if code == IN_RANGE:
                     work[truths + truth] = i64(a <= value <= b) ^ program[number, 3]
                 elif code == IN_NUMBERS:
-                    work[truths + truth] = i64(_is_among(constants, a, b, value))
+                    work[truths + truth] = i64(holds(constants, a, a + b, value))
                 else:
                     work[truths + truth] = i64(value != 0)
             top -= 1

@@ -11,8 +11,8 @@ from databus.common.frame.header_layout import (
     seal,
     seal_window_end,
 )
+from databus.relay.sources.avro_kernels import put_raw
 from databus.relay.sources.mysql.kernels import kernel_cells as c
-from databus.relay.sources.mysql.kernels.mysql_value_kernels import put_bytes
 
 END_FRAME_BYTES = HEADER_BYTES + 120
 """Space for an end-of-window frame with any GTID."""
@@ -40,11 +40,11 @@ def put_event(
     if before_stop >= before_start:
         flags |= HAS_BEFORE
         before_bytes = before_stop - before_start
-        to = put_bytes(out, to, images, before_start, before_bytes)
+        to = put_raw(out, to, images, before_start, before_bytes)
     if after_stop >= after_start:
         flags |= HAS_AFTER
         after_bytes = after_stop - after_start
-        to = put_bytes(out, to, images, after_start, after_bytes)
+        to = put_raw(out, to, images, after_start, after_bytes)
     key_start = start + HEADER_BYTES
     plan[c.FILL] = seal(
         out, start, to, op, flags, plan[c.SCN], plan[c.SEQ], plan[table + c.T_SOURCE],
@@ -103,7 +103,7 @@ def _put_key(
             # No value is empty in Avro: an empty span is a null.
             out[to] = 2 if size else 0
             to += 1
-        to = put_bytes(out, to, images, start, size)
+        to = put_raw(out, to, images, start, size)
     return to
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from databus.common.compiled import kernels
 from databus.common.compiled.kernels import (
     I64Array,
     U8Array,
@@ -17,7 +16,13 @@ from databus.common.compiled.kernels import (
     load_i64,
     load_u32,
 )
-from databus.relay.sources.avro_kernels import days_since_1970, has_surrogate, put_limbs, put_long
+from databus.relay.sources.avro_kernels import (
+    days_since_1970,
+    has_surrogate,
+    put_limbs,
+    put_long,
+    put_raw,
+)
 from databus.relay.sources.mysql.kernels import kernel_cells as c
 
 NO_DATE = -(1 << 62)
@@ -26,17 +31,6 @@ _POWERS = np.array([10**n for n in range(10)], dtype=np.int64)
 _DIGIT_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], dtype=np.int64)
 _FRACTION_US = np.array([1_000_000, 10_000, 100, 1], dtype=np.int64)
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
-
-
-@jit_uncounted
-def put_bytes(to: U8Array, at: int, source: U8Array, start: int, count: int) -> int:
-    """Copy and return where the copy ends."""
-    if count >= 16:
-        kernels.copy(to, at, source, start, count)
-    else:
-        for index in range(count):
-            to[at + index] = source[start + index]
-    return at + count
 
 
 @jit_uncounted
@@ -166,7 +160,7 @@ def _put_list(
             return -1
         length = plan[labels_at + 2 * bits]
         at = put_long(out, at, length)
-        return put_bytes(out, at, blob, plan[labels_at + 2 * bits - 1], length)
+        return put_raw(out, at, blob, plan[labels_at + 2 * bits - 1], length)
     if count < 64 and bits >> count:
         return -1
     total = i64(0)
@@ -181,7 +175,7 @@ def _put_list(
                 out[at] = 44
                 at += 1
             first = False
-            at = put_bytes(
+            at = put_raw(
                 out, at, blob, plan[labels_at + 2 * index + 1], plan[labels_at + 2 * index + 2]
             )
     return at
@@ -425,7 +419,7 @@ def put_value(
         if op == c.OP_UTF8 and has_surrogate(buf, start, count):
             return -1, to
         if op in (c.OP_BYTES, c.OP_UTF8):
-            return stop, put_bytes(out, put_long(out, to, count), buf, start, count)
+            return stop, put_raw(out, put_long(out, to, count), buf, start, count)
         if op == c.OP_SINGLE_BYTE:
             return stop, _put_single_byte(out, to, buf, start, count, blob, plan[column + c.C_B])
         if op == c.OP_UUID:
@@ -437,7 +431,7 @@ def put_value(
         padded = plan[column + c.C_B]
         if count > padded:
             return -1, to
-        to = put_bytes(out, put_long(out, to, padded), buf, start, count)
+        to = put_raw(out, put_long(out, to, padded), buf, start, count)
         for index in range(padded - count):
             out[to + index] = 0
         return stop, to + padded - count
@@ -479,7 +473,7 @@ def put_value(
         to = _put_list(out, to, bits, op == c.OP_SET, plan[column + c.C_B], plan, blob)
         return (at + width, to) if to >= 0 else (-1, to)
     if op == c.OP_DOUBLE:
-        return at + 8, put_bytes(out, to, buf, at, 8)
+        return at + 8, put_raw(out, to, buf, at, 8)
     if op == c.OP_FLOAT:
         _put_single(out, to, load_u32(buf, at))
         return at + 4, to + 8
