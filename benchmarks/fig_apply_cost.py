@@ -42,8 +42,9 @@ from databus.bootstrap.log.segments import as_table, seal
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store, new_run_id
-from databus.bootstrap.runs.parquet_runs import PARQUET, SCHEMA, RunFile, RunKind, describe_file
+from databus.bootstrap.runs.parquet_runs import PARQUET, SCHEMA, RunFile, RunKind, describe
 from databus.bootstrap.runs.parquet_runs import Run as StoredRun
+from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.compiled import kernels
 from databus.common.frame import frame_format
@@ -131,7 +132,7 @@ def make_base(store: Store, rows: int) -> Position:
                 writer.write_table(as_table(data, frame_format.scan(data, verify=False)))
                 made += count
                 in_file += count
-        files.append(describe_file(folder / name))
+        files.append(describe(LocalFiles(folder), name))
     base = StoredRun(
         id=run_id,
         kind=RunKind.BASE,

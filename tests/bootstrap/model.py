@@ -13,7 +13,8 @@ from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs.manifest import Store, new_run_id
-from databus.bootstrap.runs.parquet_runs import Run, RunKind, describe_file
+from databus.bootstrap.runs.parquet_runs import Run, RunKind, describe
+from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame import frame_format
@@ -182,7 +183,7 @@ def write_run(
             store_schema=False,
             write_page_checksum=True,
         )
-        files.append(describe_file(path))
+        files.append(describe(LocalFiles(path.parent), path.name))
     truncates = {one.source_id: one.position for one in frames if one.op == Op.TRUNCATE}
     return Run(
         id=run_id,

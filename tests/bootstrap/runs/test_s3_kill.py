@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from databus.bootstrap.log import segments
-from databus.bootstrap.log.configured_stores import open_store
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs import failpoints
@@ -23,7 +22,7 @@ from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.config import BootstrapConfig, S3Options
 from tests.bootstrap.model import CLOCK, START
-from tests.bootstrap.runs.test_s3_store import merged
+from tests.bootstrap.runs.test_s3_store import merged, open_store
 from tests.faults.test_bootstrap_kill import ROOT, assert_equal, take_up
 from tests.support.s3_server import S3Server
 

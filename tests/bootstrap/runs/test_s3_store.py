@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from databus.bootstrap.log import segments
-from databus.bootstrap.log.configured_stores import Stores, open_store
+from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.merging.run_planner import Merge
@@ -31,6 +31,11 @@ from tests.support.s3_server import Faults, S3Server
 from tests.support.waiting import eventually_sync
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+
+
+def open_store(location: str, config: BootstrapConfig | None = None) -> Store:
+    """The store at ``s3://bucket/prefix/database``, with the options of a configuration."""
+    return Store(S3Storage(*open_bucket(location, (config or BootstrapConfig()).s3)))
 
 
 class OnS3:

@@ -69,15 +69,3 @@ class Stores:
                 if self.store(name).exists()
             }
         return {name: self.store(name) for name in sorted(names)}
-
-
-def open_store(location: str | Path, config: BootstrapConfig | None = None) -> Store:
-    """The store in a folder or at ``s3://bucket/prefix/database``, options as configured."""
-    if not str(location).startswith("s3://"):
-        return Store(Path(location))
-    from databus.bootstrap.runs.s3_storage import S3Storage
-    from databus.common.storage.bucket import open_bucket
-
-    options = (config or BootstrapConfig()).s3
-    bucket, prefix = open_bucket(str(location), options)
-    return Store(S3Storage(bucket, prefix))

@@ -460,11 +460,6 @@ def footer_crc(source: Any, size: int) -> int:
     return int(google_crc32c.value(tail[len(tail) - footer_bytes :]))
 
 
-def describe_file(path: Path) -> RunFile:
-    """As ``describe``, of a local file."""
-    return describe(LocalFiles(path.parent), path.name)
-
-
 def describe(files: RunFiles, name: str) -> RunFile:
     """What the manifest stores about a Parquet file, from its footer.
 

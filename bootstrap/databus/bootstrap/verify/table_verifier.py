@@ -38,7 +38,6 @@ from databus.common.errors import (
     UnsupportedChange,
 )
 from databus.common.frame import frame_format
-from databus.common.schema.column_values import to_json_value
 from databus.common.schema.source_schema import SourceSchema
 
 CHUNK_ROWS = 20_000
@@ -271,7 +270,7 @@ class Verifier:
         schema = known.latest(source)
         if schema is None:
             raise FormatError(f"the copy has no schema of {source}")
-        shown = {key: _shown(schema, key) for key in keys}
+        shown = {key: schema.key_json(key) for key in keys}
         rows, low, high, last = await self._rows(source, [shown[key] for key in keys])
         schema = last.schema
         await self._reached(Position(high, 0))
@@ -327,7 +326,7 @@ class Verifier:
         keys = [one.shown_key for one in differences]
         schema = (await self._copy.schemas(source)).latest(source) if moving else None
         if schema is not None:
-            keys += [_shown(schema, key) for key in sorted(moving)]
+            keys += [schema.key_json(key) for key in sorted(moving)]
         end = await self._copy.end()
         for at in range(0, len(keys), KEYS_OF_DUMP):
             end = await self._dump(source, keys[at : at + KEYS_OF_DUMP])
@@ -381,8 +380,3 @@ class Verifier:
                 )
             await asyncio.sleep(POLL_S)
         return end
-
-
-def _shown(schema: SourceSchema, key: bytes) -> list[Any]:
-    values = schema.decode_key(key)
-    return [to_json_value(values[column.name], column.kind) for column in schema.key_columns]

@@ -107,9 +107,7 @@ class PullStats:
     """The relay has not reached our position: no data now means that the relay lags."""
     is_flowing: bool = False
     """An answer of a relay is open: no data means that there are no new events."""
-    bytes_count: int = 0
     frame_count: int = 0
-    request_count: int = 0
     failure_count: int = 0
     last_error: str = ""
 
@@ -176,7 +174,6 @@ class Puller:
         )
 
     async def _perform(self, step: PullStep) -> PullOutcome:
-        self.stats.request_count += 1
         if step.state in (State.REGISTER, State.REGISTER_BOOTSTRAP):
             await self._register(step.server)
             return PullOutcome.OK
@@ -372,7 +369,6 @@ class Puller:
         await self.sink.put(block)
         self._frame_count += block.count
         self.stats.frame_count += block.count
-        self.stats.bytes_count += block.size_bytes
 
     async def _learn_schemas(self, server: str, block: Block) -> None:
         for index in block.all_of(Op.SCHEMA_CHANGE):

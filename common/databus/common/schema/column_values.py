@@ -122,10 +122,10 @@ _FROM_AVRO: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def to_json_value(value: Any, kind: str) -> Any:
+def to_json_value(value: Any) -> Any:
     """A decoded column value as JSON.
 
-    A document (``kind`` json) is the string of its text: a parser in between would change numbers
+    A document of the kind json is the string of its text: a parser in between would change numbers
     and keys, and the document ``null`` would look like a NULL of SQL.
     """
     if value is None or isinstance(value, (bool, str)):
@@ -230,7 +230,7 @@ def to_json_record(
 ) -> dict[str, Any]:
     """A decoded record as a JSON object, without the columns named in ``absent``."""
     return {
-        column.name: to_json_value(record[column.name], column.kind)
+        column.name: to_json_value(record[column.name])
         for column in columns
         if column.name not in absent
     }

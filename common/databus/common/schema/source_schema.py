@@ -21,7 +21,7 @@ from fastavro.schema import fingerprint as avro_fingerprint
 
 from databus.common.errors import FormatError, UnknownSchema, UnsupportedChange
 from databus.common.frame import frame_format
-from databus.common.schema.column_values import from_avro, to_avro
+from databus.common.schema.column_values import from_avro, to_avro, to_json_value
 
 
 class Kind(enum.StrEnum):
@@ -193,6 +193,11 @@ class SourceSchema:
     def to_json_bytes(self) -> bytes:
         """``to_json`` as text: the content of a SCHEMA_CHANGE frame."""
         return json.dumps(self.to_json(), separators=(",", ":")).encode()
+
+    def key_json(self, key: bytes) -> list[Any]:
+        """The values of a key's bytes, in the order of the key's columns, as JSON."""
+        values = self.decode_key(key)
+        return [to_json_value(values[column.name]) for column in self.key_columns]
 
     def change_frame(self, scn: int, seq: int, commit_us: int) -> bytes:
         """The frame that announces this schema at a position of the stream."""

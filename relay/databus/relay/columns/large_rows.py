@@ -26,7 +26,6 @@ from databus.common.frame.frame_format import (
     Op,
     trusted_frame,
 )
-from databus.common.schema.column_values import to_json_value
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.columns.rule_suspensions import Sifted
 from databus.relay.ring.ring_format import largest_frame_bytes
@@ -200,7 +199,7 @@ class RowLimit:
     def keys_of(self, source: str, schema: SourceSchema) -> list[list[Any]]:
         """The keys of the rows that are known to be too large, JSON-able."""
         rows = self.large.get(source)
-        return [] if rows is None else [_shown(schema, key) for key in sorted(rows.keys)]
+        return [] if rows is None else [schema.key_json(key) for key in sorted(rows.keys)]
 
     def require(self, chunk: Chunk) -> None:
         """Check that each row of a chunk fits into a frame.
@@ -227,7 +226,7 @@ class RowLimit:
 
     def _words(self, schema: SourceSchema, key: bytes, size_bytes: int) -> tuple[str, str]:
         """Why a table is suspended, and what ends that."""
-        shown = str(_shown(schema, key)) if key else "its definition"
+        shown = str(schema.key_json(key)) if key else "its definition"
         if len(shown) > _SHOWN_LETTERS:
             shown = shown[:_SHOWN_LETTERS] + ".."
         why = (
@@ -251,8 +250,3 @@ def _next_bytes(view: FrameView) -> int:
 
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _shown(schema: SourceSchema, key: bytes) -> list[Any]:
-    values = schema.decode_key(key)
-    return [to_json_value(values[column.name], column.kind) for column in schema.key_columns]

@@ -136,7 +136,7 @@ def recover(file: RingFile) -> Recovered:
     whole = _leads_to_tail(file, state, synced)
     if not whole and base is Base.LIVE and _is_sound_before(file, control.state, state):
         # A failed sync loses pages in a running kernel too.  None of them was acknowledged.
-        base, state, whole = Base.NEWER, _last_sync(file, control.state, state), True
+        base, state, whole = Base.NEWER, _last_sync(control.state, state), True
     start = state.head if whole else _first_sound(file, state)
     repair = REPAIRS[(whole, start is not None)]
     if repair is Repair.CUT and start is not None:
@@ -185,7 +185,7 @@ def _has_frame(file: RingFile, position: int) -> bool:
     return True
 
 
-def _last_sync(file: RingFile, synced: RingState, live: RingState) -> RingState:
+def _last_sync(synced: RingState, live: RingState) -> RingState:
     """The state of the last sync, without the frames evicted since."""
     if live.head <= synced.head:
         return synced
@@ -201,7 +201,7 @@ def _is_sound_before(file: RingFile, synced: RingState, live: RingState) -> bool
     """Whether the state of the last sync can be restored: it is whole."""
     if not live.head < synced.tail < live.tail:
         return False
-    state = _last_sync(file, synced, live)
+    state = _last_sync(synced, live)
     return _reaches_tail(file, state, state.head, split(state.prev))
 
 

@@ -52,9 +52,7 @@ def row_of_event(seed: int, event: int, keys: int, multiplier: int) -> int:
 
 
 @kernels.jit
-def last_event_of_row(
-    seed: int, row: int, stop_event: int, keys: int, multiplier: int, inverse: int
-) -> int:
+def last_event_of_row(seed: int, row: int, stop_event: int, keys: int, inverse: int) -> int:
     """The last event before ``stop_event`` that wrote the id ``row``; -1 if none did."""
     turn = stop_event // keys
     while turn >= 0:
@@ -150,5 +148,5 @@ def warm_up() -> None:
     """Compile the loops, or load them from the cache."""
     out = np.empty(64, dtype=np.uint8)
     multiplier_and_inverse(1, 2)
-    last_event_of_row(1, 0, 0, 1, 1, 1)
+    last_event_of_row(1, 0, 0, 1, 1)
     put_events(out, 0, 0, 0, 1, 1, 1, 1, 0, 1, _U64(0), 0, 0, 0)

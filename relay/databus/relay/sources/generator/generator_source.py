@@ -282,7 +282,7 @@ class GeneratorSource:
         with np.errstate(over="ignore"):
             return int(
                 kernels.last_event_of_row(
-                    self.shape.seed, row, count, self.shape.keys, self._multiplier, self._inverse
+                    self.shape.seed, row, count, self.shape.keys, self._inverse
                 )
             )
 
