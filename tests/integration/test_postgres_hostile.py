@@ -150,6 +150,7 @@ async def test_every_statement_runs_the_servers_own_functions_only(db: FreshData
         plain = await known.table_named("public.plain")
         assert plain is not None
         assert not await known.is_empty(plain)
+        assert "ended" in await known.lockers(plain)  # None holds it.
         assert await known.eventless([plain.oid]) == {}
         assert await known.fetch(replication_connection.WORK_SQL.format(process=0)) == []
         assert await known.has_rows_before(plain.oid, 3) is False  # No transaction is older.

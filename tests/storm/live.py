@@ -19,7 +19,6 @@ from databus.relay.local_relay import LocalRelay
 from databus.relay.processes.fetcher import Fetcher, Pace
 from databus.relay.processes.fetcher_status import FetcherState
 from databus.relay.sources.mysql.chunks import mysql_chunks
-from databus.relay.sources.postgres.tables import postgres_catalogue
 from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0
@@ -39,7 +38,6 @@ PACE = Pace(
     resync=ResyncPace(alone_s=0.0, accompanied_s=5.0, first_pause_s=0.05),
 )
 # A case waits with its transactions and locks open: other tables come back meanwhile.
-postgres_catalogue.WRITERS_WAIT_S = 1
 mysql_chunks.LOCK_WAIT_S = 2
 _T = TypeVar("_T")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,40 @@ async def test_a_dump_knows_how_far_the_log_is_and_goes_on_when_it_had_to_wait_t
     assert {(one["state"], one["rows"]) for one in seeder.states().values()} == {(DUMPING, 5)}
     await seeder.give_up()
     assert relay.cancelled == ["1"]
+
+
+async def test_all_tables_that_a_dump_could_not_read_are_retried_by_themselves(
+    log: HotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeding, "AGAIN_S", 0.0)
+    noted(log, UNSEEDED)
+    log.advance(Position(9000, 0))
+    seeder, relay = seeder_of(log)
+    unread = {f"shop.{table}": f"{table} is held" for table in TABLES[1:]}
+    error = {"detail": "; ".join(unread.values()), "unread": unread}
+    relay.answers = [
+        {"state": "failed", "error": {**error, "failed_at": {"source": "shop.good"}}, "tables": []}
+    ]
+    for _ in range(2):
+        await seeder.step()
+    every = [f"shop.{table}" for table in TABLES]
+    assert relay.asked == [every, ["shop.bad"], ["shop.good"], ["shop.later"]]
+    states = seeder.states()
+    assert [states[name]["error"] for name in unread] == list(unread.values())
+
+
+@pytest.mark.parametrize(("rows", "longest_s"), [(0, 30.0), (5, 300.0)])
+async def test_a_table_of_which_no_row_was_read_is_retried_sooner(
+    log: HotLog, rows: int, longest_s: float
+) -> None:
+    log.bind("shop", CLOCK, START)
+    one = {"state": DUMPING, "dump": "1", "tries": 15}
+    log.put_note("seeding", {**{f"shop.{t}": {"state": SEEDED} for t in TABLES}, "shop.bad": one})
+    log.advance(Position(9000, 0))
+    seeder, relay = seeder_of(log)
+    tables = [{"source": "shop.bad", "rows": rows}]
+    relay.answers = [{"state": "failed", "error": {"detail": "no"}, "tables": tables}]
+    began_us = time.time_ns() // 1000
+    await seeder.step()
+    pause_us = seeder.states()["shop.bad"]["again_us"] - began_us
+    assert 0 <= pause_us - longest_s * 1e6 < longest_s * 1e6 / 2

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, UnsupportedChange
+from databus.common.errors import BadRequest, DatabusError, UnsupportedChange, to_problem
 from databus.common.table_state import CaptureState
-from databus.relay.dumps.dump_records import Dump, DumpState
+from databus.relay.dumps.dump_records import Dump, DumpState, new_dump
+from databus.relay.dumps.dump_runner import of_all
 from databus.relay.dumps.resync import Resync
 from databus.relay.dumps.resync_pace import MOST_IDLE_PAUSE_S, ResyncPace
 from databus.relay.dumps.resync_requests import change_table
@@ -324,3 +325,30 @@ async def test_a_kill_between_any_two_steps_leaves_the_table_named_or_followed(
             if said:
                 found, _ = upserted(copy / "shop", "main.orders")
                 assert found == rows(shop), said
+
+
+async def test_each_table_of_a_dump_has_its_own_reason_for_the_failure(tmp_path: Path) -> None:
+    sources = ("main.a", "main.b")
+
+    class Host:
+        intake = None
+        book: Any = ()
+
+        def suspended(self) -> dict[str, TableSuspension]:
+            return {source: TableSuspension(1, "rebuilt") for source in sources}
+
+    host: Any = Host()
+    tables = Resync(config_of(tmp_path, "manual"), tmp_path / "tables.json", host, ResyncPace())
+    tables.notice()
+    unread: dict[str, DatabusError] = {
+        source: UnsupportedChange(f"{source} is locked") for source in sources
+    }
+    dump = new_dump({"sources": list(sources)})
+    dump.state, dump.error = DumpState.FAILED, to_problem(of_all(unread))
+    for source in sources:
+        record = tables.book.get(source)
+        assert record is not None
+        record.dump = dump.id
+    tables.dump_ended(dump)
+    assert [record.error for record in tables.book] == ["main.a is locked", "main.b is locked"]
+    assert dump.error["detail"] == "main.a is locked; main.b is locked"

@@ -31,6 +31,8 @@ GONE = "gone"
 _ENDED_BADLY = ("failed", "cancelled")
 AGAIN_S = 5.0
 MOST_AGAIN_S = 300.0
+MOST_IDLE_AGAIN_S = 30.0
+"""The longest back-off after a dump that read no row of the source, which costs little."""
 NO_SOURCE = {"source": ""}
 
 Repair = Callable[[str], Awaitable[Position | None]]
@@ -165,22 +167,31 @@ class Seeder:
         except NotFound:
             detail = f"the relay has no dump {dump} any more"
             answer = {"state": "failed", "error": {"detail": detail, "failed_at": NO_SOURCE}}
-        culprit = _culprit(answer)
+        culprits = _culprits(answer)
         for name, one in states.items():
             if one["state"] == DUMPING and one["dump"] == dump:
-                states[name] = self._after(one, answer, newest, culprit in (None, name))
+                is_to_blame = not culprits or name in culprits
+                states[name] = self._after(name, one, answer, newest, is_to_blame)
 
     def _after(
-        self, one: dict[str, Any], answer: Mapping[str, Any], newest: Position, is_to_blame: bool
+        self,
+        name: str,
+        one: dict[str, Any],
+        answer: Mapping[str, Any],
+        newest: Position,
+        is_to_blame: bool,
     ) -> dict[str, Any]:
         state = str(answer["state"])
         if state in _ENDED_BADLY:
-            error = _words(answer)
+            error = _words(answer, name)
             _LOG.warning("dump %s %s: %s; it is requested again", one["dump"], state, error)
             if not is_to_blame:
                 return {"state": UNSEEDED, "error": error}
             is_gone = (answer.get("error") or {}).get("code") == UnknownSource.code
-            return {**_failed(one, error), **({"state": GONE} if is_gone else {})}
+            tables = answer.get("tables") or []
+            read_rows = any(table["rows"] for table in tables if table["source"] == name)
+            failed = _failed(one, error, read_rows=read_rows)
+            return {**failed, **({"state": GONE} if is_gone else {})}
         followed = {**one, "rows": answer.get("rows", 0)}
         if state != "completed":
             return followed
@@ -204,10 +215,11 @@ def is_whole(states: Mapping[str, Mapping[str, Any]]) -> bool:
     return SEEDED in found and found <= {SEEDED, GONE}
 
 
-def _failed(one: Mapping[str, Any], error: str) -> dict[str, Any]:
+def _failed(one: Mapping[str, Any], error: str, *, read_rows: bool = True) -> dict[str, Any]:
     """A source that is retried by itself: at once, then after a growing back-off."""
     tries = int(one.get("tries", 0)) + 1
-    pause_s = min(AGAIN_S * 2 ** min(tries - 2, 20), MOST_AGAIN_S) if tries > 1 else 0.0
+    longest_s = MOST_AGAIN_S if read_rows else MOST_IDLE_AGAIN_S
+    pause_s = min(AGAIN_S * 2 ** min(tries - 2, 20), longest_s) if tries > 1 else 0.0
     state = REPAIRING if one["state"] == REPAIRING else UNSEEDED
     again_us = time.time_ns() // 1000 + int(pause_s * 1e6)
     return {"state": state, "error": error, "tries": tries, "again_us": again_us}
@@ -218,16 +230,20 @@ def _is_time(one: Mapping[str, Any]) -> bool:
     return time.time_ns() // 1000 >= again_us
 
 
-def _culprit(answer: Mapping[str, Any]) -> str | None:
-    """The source at which a dump failed, None if the answer does not name it."""
+def _culprits(answer: Mapping[str, Any]) -> set[str]:
+    """The sources that a dump could not read; none if the answer does not name them."""
     error = answer.get("error")
-    at = error.get("failed_at") if isinstance(error, Mapping) else None
-    return str(at["source"]) if at else None
+    if not isinstance(error, Mapping):
+        return set()
+    at = error.get("failed_at")
+    return set(error.get("unread") or ([str(at["source"])] if at else []))
 
 
-def _words(answer: Mapping[str, Any]) -> str:
+def _words(answer: Mapping[str, Any], name: str) -> str:
     error = answer.get("error")
     if isinstance(error, Mapping):
+        if why := (error.get("unread") or {}).get(name):
+            return str(why)
         return str(error.get("detail") or error.get("title") or error)
     return str(error or answer["state"])
 

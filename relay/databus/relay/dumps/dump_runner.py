@@ -125,7 +125,7 @@ class DumpRunner:
         if dump.tables is None:
             return
         self.progress.begin(dump)
-        unread: list[DatabusError] = []
+        unread: dict[str, DatabusError] = {}
         for table in dump.tables:
             if not table.done:
                 try:
@@ -135,17 +135,13 @@ class DumpRunner:
                 except (UnsupportedChange, UnknownSource) as error:
                     # One table's value, or its end, does not stop the tables after it.
                     _log.error("dump %s: %s", dump.id, error.message)
-                    unread.append(error)
+                    unread[table.source] = error
             if self._emitted:
                 await self._host.make_durable()
             if not dump.is_running:
                 return
         if unread:
-            raise (
-                unread[0]
-                if len(unread) == 1
-                else UnsupportedChange("; ".join(error.message for error in unread))
-            )
+            raise of_all(unread)
         dump.end = intake.complete
         dump.state = DumpState.COMPLETED
         await self._host.save_dumps()
@@ -250,3 +246,12 @@ class DumpRunner:
         self._emitted[:] = [entry for entry in self._emitted if entry not in emitted]
         if emitted:
             self._changed.set()
+
+
+def of_all(unread: dict[str, DatabusError]) -> DatabusError:
+    """The error of a dump that has read all tables but these; ``unread`` has their reasons."""
+    reasons = {source: error.message for source, error in unread.items()}
+    first = next(iter(unread.values()))
+    of_all = first if len(unread) == 1 else UnsupportedChange("; ".join(reasons.values()))
+    of_all.details["unread"] = reasons
+    return of_all

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,10 @@ def decode_suspensions(text: str) -> SuspensionState:
         raise FormatError(f"{text[:200]!r} is no state of suspended tables: {error}") from error
 
 
+def _no_wake() -> None:
+    """The stream looks for requests by itself."""
+
+
 class SuspendedTables:
     """The tables that the stream leaves out.
 
@@ -83,6 +87,7 @@ class SuspendedTables:
         self._resumed_from: dict[str, TableSuspension] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._is_streamed = False
+        self._wake_stream: Callable[[], None] = _no_wake
 
     def leaves_out(self, source: str, scn: int) -> bool:
         """Whether the table's changes at ``scn`` are left out.
@@ -157,6 +162,7 @@ class SuspendedTables:
                 suspended again.
         """
         self.request_resume(source)
+        self._wake_stream()
         while source in self.suspensions:
             if source not in self._requested:
                 raise SourceUnavailable(
@@ -177,12 +183,15 @@ class SuspendedTables:
 
     def end(self) -> None:
         """The stream has ended: no table can resume."""
-        self._is_streamed = False
+        self._is_streamed, self._wake_stream = False, _no_wake
         self._wake()
 
-    def begin(self) -> None:
-        """The stream begins: requested tables can resume."""
-        self._is_streamed = True
+    def begin(self, wake_stream: Callable[[], None] = _no_wake) -> None:
+        """The stream begins: requested tables can resume.
+
+        ``wake_stream``: has a stream that waits for its server look for requests.
+        """
+        self._is_streamed, self._wake_stream = True, wake_stream
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -35,7 +35,10 @@ from databus.relay.sources.postgres.chunks.postgres_chunks import PostgresChunkR
 from databus.relay.sources.postgres.kernels import postgres_chunk_kernels
 from databus.relay.sources.postgres.postgres_preflight import STANDBY
 from databus.relay.sources.postgres.protocol.lsn import format_lsn, parse_lsn, scn_before
-from databus.relay.sources.postgres.protocol.postgres_settings import read_settings
+from databus.relay.sources.postgres.protocol.postgres_settings import (
+    PostgresSettings,
+    read_settings,
+)
 from databus.relay.sources.postgres.protocol.replication_connection import PostgresError
 from databus.relay.sources.postgres.rows.postgres_kernel_tables import warm_up
 from databus.relay.sources.postgres.stream import postgres_lineage, wal_retention
@@ -45,6 +48,7 @@ from databus.relay.sources.postgres.stream.postgres_lineage import (
     decode_resume_state,
 )
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
+from databus.relay.sources.postgres.tables.open_writers import OpenWriters
 from databus.relay.sources.postgres.tables.postgres_catalogue import (
     Catalogue,
     create_publication_sql,
@@ -53,7 +57,6 @@ from databus.relay.sources.postgres.tables.postgres_tables import (
     PostgresTable,
     key_remedy,
     matches,
-    quote,
 )
 from databus.relay.sources.postgres.tables.publications import (
     FORGOTTEN,
@@ -87,10 +90,8 @@ class PostgresSource:
     """
 
     def __init__(self, config: DatabaseConfig) -> None:
-        self._settings = read_settings(config)
+        self._use(read_settings(config))
         self._globs = (*config.sources, *(f"!{glob}" for glob in config.exclude_sources))
-        self._catalogue = Catalogue(self._settings)
-        self._chunks = PostgresChunkReader(self._settings, self._catalogue)
         self._clock = ""
         self._acked_scn = 0
         self._timeline = 0
@@ -101,7 +102,6 @@ class PostgresSource:
         self._schemas_at_open: list[SourceSchema] = []
         self._stream: SlotStream | None = None
         self._published = PublishedTables()
-        self._moved = MovedFiles(self._catalogue)
         self._suspend_first: dict[str, DefinitionGap] = {}
         self._redefined_in_stream: set[str] = set()
         self._unpublished: dict[str, str] = {}
@@ -133,10 +133,13 @@ class PostgresSource:
     async def _move_to(self, host: Host) -> None:
         await self._chunks.close()
         await self._catalogue.close()
-        self._settings = self._settings.at(host)
-        self._catalogue = Catalogue(self._settings)
-        self._moved = MovedFiles(self._catalogue)
-        self._chunks = PostgresChunkReader(self._settings, self._catalogue)
+        self._use(self._settings.at(host))
+
+    def _use(self, settings: PostgresSettings) -> None:
+        self._settings = settings
+        self._catalogue = Catalogue(settings)
+        self._moved, self._writers = MovedFiles(self._catalogue), OpenWriters(self._catalogue)
+        self._chunks = PostgresChunkReader(settings, self._catalogue)
 
     async def open(self) -> None:
         """Examine the server, update the publication, load the clock's identity."""
@@ -229,7 +232,7 @@ class PostgresSource:
             is_stored=kept.published.tables is not None,
         )
         self._stream = running
-        self._suspended.begin()
+        self._suspended.begin(running.wake)
         running.ack(self._acked_scn)
         try:
             async for batch in running.batches(after_scn):
@@ -264,10 +267,13 @@ class PostgresSource:
         table = await self._table(request.source)
         if request.is_of_whole_table:
             await self._resume_first(table)
+        elif request.is_probe and request.keys is None:
+            await self._require_resumable(table)
         try:
             return await self._chunks.read(table, request)
         except UnsupportedChange as error:
-            if request.source in self._resumed_from and self._stream is not None:
+            is_held = "held_by" in error.details  # It can be read later.
+            if request.source in self._resumed_from and self._stream is not None and not is_held:
                 self._stream.suspend_again(
                     request.source, DefinitionGap(error.message, rows_remain=False)
                 )
@@ -278,15 +284,21 @@ class PostgresSource:
         source = table.source
         if source not in self._suspended.suspensions:
             return
-        if source in self._unpublished:
-            raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
-        # Open transactions may have written to it before it was published, without events.
-        await self._catalogue.wait_for_writers(table)
+        await self._require_resumable(table)
         table.schema(self._settings.special_values)
         if self._stream is not None:
             self._stream.assign(source, table.oid)
         await self._suspended.resumption(source)
+        self._writers.forget(source)
         self._resumed_from.add(source)
+
+    async def _require_resumable(self, table: PostgresTable) -> None:
+        """Check that the stream can resume a suspended table, before anything is done for that."""
+        if (source := table.source) not in self._suspended.suspensions:
+            return
+        if source in self._unpublished:
+            raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
+        await self._writers.wait(table)
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See postgres_chunks.py."""
@@ -432,8 +444,11 @@ class PostgresSource:
         published = self._published.oids
         unkeyed = [table for table in tables if not table.key and table.source in published]
         for table in unkeyed:
-            if table.oid in publication.members:
-                unpublished[table.source] += await self._remove_unkeyed(table)
+            # While it is published, the server refuses the application's updates of it.
+            if table.oid in publication.members and (
+                refused := await self._catalogue.reduce_publication(table)
+            ):
+                unpublished[table.source] += f", or {refused}"
             self._suspend_until(table.source, unpublished[table.source], key_remedy(table))
         if unkeyed:
             self._published = self._published.without(unkeyed)
@@ -451,23 +466,6 @@ class PostgresSource:
             if source not in before:
                 _log.warning("database %s: %s is not captured: %s", name, source, reason)
         self._unpublished = unpublished
-
-    async def _remove_unkeyed(self, table: PostgresTable) -> str:
-        """Remove a table without a key from the publication; returns what the operator must do.
-
-        While it is published, the server refuses the application's updates of it.
-        """
-        try:
-            await self._catalogue.reduce_publication(table)
-        except (
-            asyncpg.InsufficientPrivilegeError,
-            asyncpg.LockNotAvailableError,
-            asyncpg.UndefinedObjectError,
-            asyncpg.UndefinedTableError,
-        ) as error:
-            name = quote(self._settings.publication)
-            return f", or ALTER PUBLICATION {name} DROP TABLE {table.only} ({error})"
-        return ""
 
     async def _suspend_eventless(self, oids: dict[str, int], unpublished: dict[str, str]) -> None:
         """Suspend existing tables that can no longer be captured."""
@@ -592,6 +590,7 @@ class PostgresSource:
         self._suspended.wait_for(source, cure)
 
     def _suspend(self, source: str, change: DefinitionGap) -> None:
+        self._writers.forget(source)
         if self._stream is not None:
             self._stream.suspend_again(source, change)
         else:

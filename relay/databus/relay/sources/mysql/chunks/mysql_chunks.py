@@ -43,7 +43,9 @@ from databus.relay.sources.row_buffers import Row, Rows
 _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
 _LOCK_WAIT_IS_OVER = 1205
-LOCK_WAIT_S = 30
+LOCK_WAIT_S, PROBE_WAIT_S = 30, 2
+"""How long a chunk waits for a table that another session has locked, and a probe before a
+resynchronisation, which is repeated: other dumps wait meanwhile."""
 _ATTEMPTS = 5
 _DATES = ("date", "timestamp")
 # The server looks up so many equality conditions; with more it estimates, and may scan the table.
@@ -68,7 +70,8 @@ def read_chunk(
     for _ in range(_ATTEMPTS):
         try:
             with numbering.snapshot(connection) as snapshot:
-                table = _locked_table(connection, settings, request.source)
+                wait_s = PROBE_WAIT_S if request.is_probe else LOCK_WAIT_S
+                table = _locked_table(connection, settings, request.source, wait_s)
                 return _Reader(connection, table, settings).chunk(request, snapshot)
         except ServerError as error:
             if error.number != _TABLE_CHANGED:
@@ -132,11 +135,13 @@ def write_watermark(connection: MySqlConnection, table: str, token: str) -> None
         ) from error
 
 
-def _locked_table(connection: MySqlConnection, settings: MySqlSettings, source: str) -> MySqlTable:
+def _locked_table(
+    connection: MySqlConnection, settings: MySqlSettings, source: str, wait_s: int = LOCK_WAIT_S
+) -> MySqlTable:
     """The table's definition, which cannot change before the transaction ends."""
     schema, name = split_source(source)
     # For this statement alone: where information_schema stops waiting, it leaves tables out.
-    connection.query(f"SET lock_wait_timeout = {LOCK_WAIT_S}")
+    connection.query(f"SET lock_wait_timeout = {wait_s}")
     try:
         connection.query(f"SELECT 1 FROM {quoted(schema)}.{quoted(name)} LIMIT 0")
     except ServerError as error:
@@ -144,7 +149,7 @@ def _locked_table(connection: MySqlConnection, settings: MySqlSettings, source: 
             raise UnknownSource(f"there is no table {source}") from None
         if error.number == _LOCK_WAIT_IS_OVER:
             raise UnsupportedChange(
-                f"{source} was locked by another session for {LOCK_WAIT_S} s: SHOW PROCESSLIST has "
+                f"{source} was locked by another session for {wait_s} s: SHOW PROCESSLIST has "
                 "it; let it end LOCK TABLES or ALTER TABLE"
             ) from None
         raise

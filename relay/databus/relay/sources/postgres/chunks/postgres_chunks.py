@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,9 @@ _FIRST_ROWS = 16
 _BYTEA = 17
 _WORK_LIMIT_S = 600.0
 """How long the server may work on a chunk without sending a byte: its process can be stopped."""
+LOCK_WAIT_S = 30.0
+"""How long a chunk waits for a table that another session has locked."""
+_LOCKED = "55P03"
 _UNDEFINED = ("42703", "42P01", "0A000")
 _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # In key order by the key's index, even if a table has no statistics yet: a plan that sorts the
@@ -118,6 +122,8 @@ class PostgresChunkReader:
             rows = await self._loop.run(_read_only(session, sql, parameters))
         except PostgresError as error:
             await self._loop.run(_close([session]))
+            if error.sqlstate == _LOCKED:
+                raise await self._locked(table) from error
             raise SourceUnavailable(f"a key of {table.source}: {error}") from error
         except BaseException:
             self._drop(session, table)
@@ -163,8 +169,13 @@ class PostgresChunkReader:
         self._idle.append(session)
 
     async def read(self, table: PostgresTable, request: ChunkRequest) -> Chunk:
-        """One chunk; it is read again if the table is altered during the read."""
-        for _ in range(_SCHEMA_TRIES):
+        """One chunk; it is read again if the table is altered during the read.
+
+        Raises:
+            UnsupportedChange: another session has locked the table; it is named.
+        """
+        deadline_s, tries = time.monotonic() + LOCK_WAIT_S, 0
+        while tries < _SCHEMA_TRIES:
             session = self._session(table)
             try:
                 chunk = await self._loop.run(self._read(session, table, request))
@@ -173,6 +184,10 @@ class PostgresChunkReader:
                 await self._loop.run(_commit(session))
             except PostgresError as error:
                 await self._loop.run(_close([session]))
+                if error.sqlstate == _LOCKED:
+                    if request.is_probe or time.monotonic() > deadline_s:
+                        raise await self._locked(table) from error
+                    continue
                 if error.sqlstate not in _UNDEFINED:
                     raise _refused(table, error) from error
                 now, chunk = await self._catalogue.table(table.oid), None
@@ -187,9 +202,15 @@ class PostgresChunkReader:
                 raise DumpFailed(f"{table.source} was dropped while it was read")
             if chunk is not None and now == table:
                 return chunk
-            table = now
+            table, tries = now, tries + 1
         raise DumpFailed(
             f"{table.source} was altered {_SCHEMA_TRIES} times while one chunk was read"
+        )
+
+    async def _locked(self, table: PostgresTable) -> UnsupportedChange:
+        who = await self._catalogue.lockers(table)
+        return UnsupportedChange(
+            f"{table.source} is locked by {who}; let that end", source=table.source, held_by=who
         )
 
     async def _read(

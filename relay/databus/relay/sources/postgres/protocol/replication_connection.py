@@ -127,17 +127,17 @@ class _Inbox(asyncio.BufferedProtocol):
         self.end += nbytes
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
-        self._wake()
+        self.wake()
 
     def eof_received(self) -> bool:
         self.lost = self.lost or "the server closed the connection"
-        self._wake()
+        self.wake()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = self.lost or (str(exc) if exc else "the connection is closed")
         self.writable.set()
-        self._wake()
+        self.wake()
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -160,7 +160,8 @@ class _Inbox(asyncio.BufferedProtocol):
             view[:left] = view[self.start : self.end]
         self.start, self.end = 0, left
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End the wait for bytes."""
         if self.received is not None and not self.received.done():
             self.received.set_result(None)
 
@@ -179,7 +180,8 @@ class ReplicationConnection:
     the reader may set it to 0.  ``purpose`` is what a report calls its statements.
     ``work_limit_s`` is how long the server may work on an answer without sending a byte.
 
-    Owner: one task reads; another task of the same loop may call ``send_status``.
+    Owner: one task reads; others of the same loop may call ``send_status`` and
+        ``interrupt``.
     Raises: SourceUnavailable if the connection fails; PostgresError for requests that the server
         refuses.
     """
@@ -190,6 +192,7 @@ class ReplicationConnection:
         self._inbox = _Inbox()
         self._recent_bytes = 0
         self._recent_since_s = 0.0
+        self._is_interrupted = False
         self.encrypted = False
         self.silent_s = 0.0
         self.purpose = "a statement"
@@ -409,7 +412,8 @@ class ReplicationConnection:
         """All received whole messages as one block; waits at most ``timeout_s``.
 
         ``is_behind``: the last messages are old, so that a burst is a backlog and not the tail.
-        None if nothing arrived.  The block is valid until ``consumed`` is called with it.
+        None if nothing arrived, or after ``interrupt``.  The block is valid until ``consumed`` is
+        called with it.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -425,8 +429,14 @@ class ReplicationConnection:
                 self._recent_bytes += stop - self._inbox.start
                 return memoryview(self._inbox.data)[self._inbox.start : stop]
             remaining_s = deadline_s - loop.time()
-            if remaining_s <= 0 or not await self._more(remaining_s):
+            if self._is_interrupted or remaining_s <= 0 or not await self._more(remaining_s):
+                self._is_interrupted = False
                 return None
+
+    def interrupt(self) -> None:
+        """Have ``receive`` return at once if nothing has arrived."""
+        self._is_interrupted = True
+        self._inbox.wake()
 
     def consumed(self, block: memoryview) -> None:
         """Release the block; its bytes may be overwritten."""

@@ -165,6 +165,10 @@ class SlotStream:
         """From now on the source is this table, and no table that had its name before."""
         self._windows.assign(source, oid)
 
+    def wake(self) -> None:
+        """Have the stream look for requests now: a quiet one does so each second."""
+        self._connection.interrupt()
+
     def ack(self, scn: int) -> None:
         """Report to the server the LSN up to which it may discard the WAL."""
         lsn = flush_lsn(scn)
@@ -200,6 +204,7 @@ class SlotStream:
                     if task.done():
                         task.result()  # An unexpected error ends the stream.
                 waiting = self._windows.resolved > reported
+                waiting |= self._suspended.has_requests
                 block = await self._connection.receive(
                     _RESOLVED_S if waiting else _QUIET_S, is_behind=self._is_behind()
                 )

@@ -3,5 +3,5 @@
 In reading order: ``postgres_types`` (types and their text form), ``postgres_tables`` (a table
 and its schema), ``table_definitions`` (the effects of an ALTER on existing rows),
 ``publications`` (what a publication publishes of each table), ``postgres_catalogue`` (SQL against
-the server).
+the server), ``open_writers`` (the transactions for which dumps of suspended tables wait).
 """

@@ -6,14 +6,13 @@ The only module that uses asyncpg.  It reads no values of captured tables.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
-from databus.common.errors import PreflightFailed, SourceUnavailable, UnsupportedChange
+from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.common.schema.source_names import join_source, split_source
 from databus.relay.sources.postgres.protocol.clear_guard import ClearGuardLoop
 from databus.relay.sources.postgres.protocol.lsn import (
@@ -55,9 +54,6 @@ from databus.relay.sources.postgres.tables.table_definitions import (
 
 _SCHEMAS_SINCE = _RENAMES_SINCE = 15
 _ANSWER_S = 60.0
-WRITERS_WAIT_S = 10
-"""How long a dump of a suspended table waits for the transactions that have written to it."""
-_WRITERS_EVERY_S = 0.1
 SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
 
 _FACTS_SQL = """
@@ -87,15 +83,40 @@ SELECT slot_type, plugin, database, active_pid, wal_status, restart_lsn::text AS
 FROM pg_catalog.pg_replication_slots WHERE slot_name = $1
 """
 
+_OF_TABLE = """AND database = (SELECT d.oid FROM pg_catalog.pg_database d
+                WHERE d.datname = pg_catalog.current_database())
+AND relation IN (SELECT $1::bigint::oid
+                 UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::bigint::oid))"""
+
 # Open transactions that have written to a table or to one of its partitions.
-_WRITERS_SQL = """
+_WRITERS_SQL = f"""
 SELECT DISTINCT virtualtransaction AS writer FROM pg_catalog.pg_locks
 WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
 AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-AND database = (SELECT d.oid FROM pg_catalog.pg_database d
-                WHERE d.datname = pg_catalog.current_database())
-AND relation IN (SELECT $1::bigint::oid
-                 UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::bigint::oid))
+{_OF_TABLE}
+"""
+
+# Transactions that keep it from being read, and those that wait for that.
+_LOCKERS_SQL = f"""
+SELECT DISTINCT virtualtransaction AS locker FROM pg_catalog.pg_locks
+WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock'
+{_OF_TABLE}
+"""
+
+# A prepared transaction can have the virtual id of the session that prepared it.
+_NAMED_SQL = """
+WITH of AS (SELECT DISTINCT pid, transactionid FROM pg_catalog.pg_locks
+            WHERE virtualtransaction = ANY ($1::text[]))
+SELECT 'the prepared transaction ' || pg_catalog.quote_literal(p.gid) || ' of ' || p.owner
+       || ' (since ' || p.prepared::timestamptz(0)::text || ')' AS words
+FROM pg_catalog.pg_prepared_xacts p
+WHERE p.transaction IN (SELECT transactionid FROM of WHERE pid IS NULL)
+UNION ALL
+SELECT 'server process ' || a.pid::text || ' of ' || coalesce(a.usename, '')
+       || coalesce(' (' || nullif(a.application_name, '') || ')', '')
+       || coalesce(', begun ' || a.xact_start::timestamptz(0)::text, '')
+FROM pg_catalog.pg_stat_activity a WHERE a.pid IN (SELECT pid FROM of)
+ORDER BY 1
 """
 
 _OID_SQL = """
@@ -305,31 +326,34 @@ class Catalogue:
         """Add this table to the publication."""
         await self.fetch(extend_publication_sql(self._settings.publication, table))
 
-    async def reduce_publication(self, table: PostgresTable) -> None:
-        """Remove this table from the publication."""
-        name = quote(self._settings.publication)
-        await self.fetch(f"ALTER PUBLICATION {name} DROP TABLE {table.only}")
-
-    async def wait_for_writers(self, table: PostgresTable) -> None:
-        """Wait for the end of the transactions that have written to the table so far.
-
-        Raises:
-            UnsupportedChange: one of them is still open after WRITERS_WAIT_S.
-        """
-        deadline_s = time.monotonic() + WRITERS_WAIT_S
-        before = await self.writers(table)
-        while still_open := before & await self.writers(table):
-            if time.monotonic() > deadline_s:
-                raise UnsupportedChange(
-                    f"{table.source} was written by {len(still_open)} transactions that have been "
-                    f"open for {WRITERS_WAIT_S} s: pg_locks and pg_prepared_xacts have them; let "
-                    "them end"
-                )
-            await asyncio.sleep(_WRITERS_EVERY_S)
+    async def reduce_publication(self, table: PostgresTable) -> str:
+        """Remove this table from the publication; returns the statement if the server refuses it,
+        with the reason."""
+        sql = f"ALTER PUBLICATION {quote(self._settings.publication)} DROP TABLE {table.only}"
+        try:
+            await self.fetch(sql)
+        except (
+            asyncpg.InsufficientPrivilegeError,
+            asyncpg.LockNotAvailableError,
+            asyncpg.UndefinedObjectError,
+            asyncpg.UndefinedTableError,
+        ) as error:
+            return f"{sql} ({error})"
+        return ""
 
     async def writers(self, table: PostgresTable) -> set[str]:
         """The open transactions that have written to the table."""
         return {row["writer"] for row in await self.fetch(_WRITERS_SQL, table.oid)}
+
+    async def lockers(self, table: PostgresTable) -> str:
+        """The transactions that keep a table from being read, for people."""
+        rows = await self.fetch(_LOCKERS_SQL, table.oid)
+        return await self.named({row["locker"] for row in rows})
+
+    async def named(self, transactions: Collection[str]) -> str:
+        """Transactions by their names or server processes, for people."""
+        rows = await self.fetch(_NAMED_SQL, list(transactions))
+        return ", ".join(row["words"] for row in rows) or "transactions that have just ended"
 
     async def is_empty(self, table: PostgresTable) -> bool:
         """Whether the table has no committed row, and no open transaction has written one."""
