@@ -116,6 +116,12 @@ class Dump:
         """Whether the dump is not paused, cancelled or finished."""
         return self.state == DumpState.RUNNING
 
+    def failure(self, source: str) -> str:
+        """Why it has not read this table, for people."""
+        error = self.error or {}
+        why = error.get("unread", {}).get(source) or error.get("detail") or error.get("title")
+        return str(why or f"dump {self.id} was {self.state}")
+
     def to_json(self) -> dict[str, Any]:
         """The record as it is served and stored."""
         document = _fields(self)

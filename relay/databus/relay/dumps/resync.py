@@ -347,7 +347,7 @@ class Resync:
             if record.dump != dump.id:
                 continue
             if dump.state != DumpState.COMPLETED and record.source not in read:
-                self._failed(record, _words(dump, record.source), read_rows=record.source in begun)
+                self._failed(record, dump.failure(record.source), read_rows=record.source in begun)
             elif record.state != CaptureState.RESYNCHRONISING or record.source in self._resuming:
                 self._failed(record, "it was suspended again meanwhile")
             else:
@@ -585,12 +585,6 @@ class Resync:
 def _exactly(source: str) -> str:
     """The glob that matches this name and no other."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in source)
-
-
-def _words(dump: Dump, source: str) -> str:
-    error = dump.error or {}
-    why = error.get("unread", {}).get(source) or error.get("detail")
-    return str(why or error.get("title") or f"dump {dump.id} was {dump.state}")
 
 
 def _identity(suspension: TableSuspension) -> str:
