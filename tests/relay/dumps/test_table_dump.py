@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,16 @@ from databus.relay.dumps.dump_records import (
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.ring.ring import Ring
 from databus.relay.sources.contract import Chunk, ChunkRequest
+from databus.relay.sources.row_buffers import Row, Rows
 from tests.support.scripted_source import COMMIT_US, ITEMS, ScriptedDatabase, ScriptedSource
 from tests.support.waiting import eventually, eventually_sync
 from tests.support.windows import read_from
 
+REKEYED = SourceSchema(
+    "shop.items",
+    (Column("id", Kind.INT, False), Column("note", Kind.STRING, False)),
+    ("id", "note"),
+)
 MARKS = SourceSchema(
     "shop.marks", (Column("id", Kind.INT, False), Column("token", Kind.STRING, False)), ("id",)
 )
@@ -179,6 +186,46 @@ async def test_no_chunk_goes_out_before_the_progress_of_the_one_before_is_on_dis
     assert dump.state == DumpState.COMPLETED
     assert read_ids(tmp_path) == list(range(95))
     assert max(beyond_the_record) == 10, beyond_the_record
+
+
+class RekeyedSource(ScriptedSource):
+    """The table gets another key between the plan of a dump and its first chunk."""
+
+    is_rekeyed = False
+
+    async def schemas(self) -> list[SourceSchema]:
+        return [REKEYED if type(self).is_rekeyed else ITEMS]
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        chunk = await super().read_chunk(request)
+        if request.is_probe:
+            return chunk
+        type(self).is_rekeyed = True
+        rows = Rows.of(
+            Row(REKEYED.encode_key((key, note)), REKEYED.encode_row((key, note)))
+            for key, note in self.database.rows.items()
+        )
+        return replace(chunk, schema=REKEYED, rows=rows)
+
+
+async def test_rows_do_not_go_out_under_another_key_than_readers_have(tmp_path: Path) -> None:
+    database = rows_of(5)
+    async with running(database, tmp_path, RekeyedSource) as fetcher:
+        scn = database.commit((2, "two"))
+        intake = fetcher.intake
+        assert intake is not None
+        await eventually(lambda: intake.complete.scn >= scn, 60)
+        first = await ended(await start(fetcher))
+        assert first.state == DumpState.FAILED
+        assert "its key was (id) and is (id, note)" in str(first.error)
+        assert read_ids(tmp_path) == []
+        again = await ended(await start(fetcher))
+        assert again.state == DumpState.COMPLETED
+        with Ring.open_reader(tmp_path / "shop") as reader:
+            data = read_from(reader, reader.snapshot().prev)
+        ops = [view.op for view in frame_format.iter_frames(data)]
+        assert ops[1:].count(Op.READ) == 5
+        assert ops.index(Op.SCHEMA_CHANGE) < ops.index(Op.TRUNCATE) < ops.index(Op.READ)
 
 
 async def test_rows_that_come_into_the_range_of_a_lane_are_read_as_a_chunk_of_their_own(

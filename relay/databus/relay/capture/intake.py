@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -318,7 +318,7 @@ class Intake:
         do not.  A source cannot always see that before the next row.
         """
         known = self.registry.schemas.latest(schema.source)
-        if known is None or known.key_columns == schema.key_columns:
+        if known is None or _key_types(known) == _key_types(schema):
             return ""
         return f"its key was ({', '.join(known.key)}) and is ({', '.join(schema.key)})"
 
@@ -338,6 +338,10 @@ class Intake:
         """Append a whole window that begins after ``complete``; returns its end."""
         self.complete = self.ring.append(window, self.complete)
         return self.complete
+
+
+def _key_types(schema: SourceSchema) -> list[tuple[str, Any]]:
+    return [(column.name, column.avro_type) for column in schema.key_columns]
 
 
 def _position(columns: FrameColumns, index: int) -> Position:

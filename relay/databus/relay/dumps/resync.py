@@ -310,7 +310,8 @@ class Resync:
         """
         self.notice()
         record = self.book.get(schema.source)
-        if self._host.intake is not None and (why := self._host.intake.changed_key(schema)):
+        why = self._host.intake.changed_key(schema) if self._host.intake is not None else ""
+        if why:
             record = record or self._suspended_here(schema.source, why)
             record.rows_remain = False
         if record is None:
@@ -321,6 +322,8 @@ class Resync:
         record.state, record.by, record.dump = CaptureState.RESYNCHRONISING, RELAY, dump.id
         record.until_us = 0
         self._take_up(schema.source)
+        if why:
+            intake.come_to(schema, intake.definitions.of(schema.source))
         keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
         self._append(intake, record, None if keeps_deleted or record.rows_remain else schema)
         # A dump's plan is written to disk only after this.

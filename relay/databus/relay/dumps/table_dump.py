@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from databus.common.checkpoint import Position
-from databus.common.errors import DumpFailed, SourceUnavailable
+from databus.common.errors import DumpFailed, SourceUnavailable, UnsupportedChange
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameColumns, Op
 from databus.relay.capture.intake import Intake
@@ -472,6 +472,11 @@ class TableDump:
         )
 
     def _append(self, head: _InFlightChunk, chunk: Chunk, ready: Ready, intake: Intake) -> None:
+        if why := intake.changed_key(chunk.schema):
+            # Since the dump began: readers would keep the rows under the old keys.
+            raise UnsupportedChange(
+                f"{self._table.source}: {why}; dump it again", source=self._table.source
+            )
         intake.come_to(chunk.schema, head.announced)
         commit_us = intake.ring.state.max_commit_us or time.time_ns() // 1000
         limit_bytes = min(MAX_SLICE_BYTES, intake.ring.part_bytes // 2)
