@@ -20,7 +20,10 @@ PYTHON = [one for one in SNIPPETS if one.language == "python"]
 
 
 @pytest.mark.parametrize("page", BY_PAGE)
-def test_every_block_of_a_page_is_right(page: str) -> None:
+def test_every_block_of_a_page_is_right(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for snippet in SNIPPETS:
         if snippet.page == page:
             check(snippet)

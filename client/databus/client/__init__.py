@@ -12,6 +12,11 @@ from databus.client.checkpoints.checkpoint_stores import (
     LmdbCheckpoints,
     NoCheckpoints,
 )
+from databus.client.checkpoints.checkpoint_table import StoredCheckpoint
+from databus.client.checkpoints.database_checkpoints import (
+    AsyncpgCheckpoints,
+    DatabaseCheckpoints,
+)
 from databus.client.client import DatabusClient, Status
 from databus.client.delivery.window_reader import PulledWindow
 from databus.client.pulling.raw_windows import RawWindows
@@ -26,10 +31,12 @@ from databus.common.checkpoint import encode as encode_checkpoint
 
 __all__ = [
     "ApplicationCheckpoints",
+    "AsyncpgCheckpoints",
     "BootstrapCheckpoint",
     "Checkpoint",
     "CheckpointStore",
     "Consumer",
+    "DatabaseCheckpoints",
     "DatabusClient",
     "Event",
     "FileCheckpoints",
@@ -42,6 +49,7 @@ __all__ = [
     "RawWindows",
     "Result",
     "Status",
+    "StoredCheckpoint",
     "Window",
     "decode_checkpoint",
     "encode_checkpoint",

@@ -29,6 +29,10 @@ from databus.client.checkpoints.checkpoint_stores import (
     CheckpointStore,
     NoCheckpoints,
 )
+from databus.client.checkpoints.database_checkpoints import (
+    AsyncpgCheckpoints,
+    DatabaseCheckpoints,
+)
 from databus.client.delivery.consumer_calls import Delivery
 from databus.client.delivery.dispatcher import Dispatcher
 from databus.client.delivery.window_reader import LoopThread, PulledWindow, WindowReader
@@ -124,12 +128,12 @@ class DatabusClient:
         self._bootstraps = _urls("bootstraps", bootstraps)
         self._store: CheckpointStore = checkpoints or NoCheckpoints()
         if self.options.dispatch == "across_windows" and isinstance(
-            checkpoints, ApplicationCheckpoints
+            checkpoints, ApplicationCheckpoints | AsyncpgCheckpoints | DatabaseCheckpoints
         ):
             raise ConfigError(
                 "dispatch='across_windows' delivers events after a checkpoint before the "
                 "checkpoint is stored, so the application would commit more than the checkpoint "
-                "covers; with ApplicationCheckpoints use 'within_window' or 'serial'"
+                "covers; with checkpoints in its transaction use 'within_window' or 'serial'"
             )
         self._start = start
         first_resume(start, bool(self._bootstraps))

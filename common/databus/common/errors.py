@@ -269,6 +269,16 @@ class StoreBusy(StoreError):
     hint = "Stop the process that the message names, or use another data_dir."
 
 
+class CheckpointMoved(StoreError):
+    """The stored checkpoint is not the one from which this process continued."""
+
+    code = "checkpoint_moved"
+    hint = (
+        "Start the client again: it continues at the stored checkpoint. If another process runs "
+        "under the same consumer name, stop one of the two, or give it a name of its own."
+    )
+
+
 class FrameTooLarge(DatabusError):
     """One row does not fit into the ring."""
 

@@ -81,9 +81,10 @@ class Consumer:
         U1. Every committed change arrives at least once.  After a rollback or a crash
             everything after the last stored checkpoint arrives again, in the same order, with
             the same ``position``.
-        U2. Effectively once: write ``encode_checkpoint(checkpoint)`` in the transaction that
-            makes the events durable, and use ``ApplicationCheckpoints`` (not with
-            ``"across_windows"``, whose workers are ahead of the checkpoint).
+        U2. Exactly once: write the checkpoint in the transaction that makes the events durable,
+            with ``DatabaseCheckpoints`` or ``AsyncpgCheckpoints``, or with code of your own and
+            ``ApplicationCheckpoints`` (not with ``"across_windows"``, whose workers are ahead
+            of the checkpoint).
         U3. For one key an older state follows a newer one only in a replay: after
             ``onRollback`` or a restart.  A bootstrap sends rows as they were at some time up to
             its target, and the client stores nothing per key to suppress repetitions.  So apply
@@ -95,9 +96,9 @@ class Consumer:
             checkpoint comes again, after a pause that doubles each time.  The same happens,
             without a pause, when a relay is lost in the middle of a window.
         F2. After ``max_retries`` failures without a new checkpoint in between, at
-            ``Result.ERROR_FATAL``, at a failing ``onRollback`` or ``onStartConsumption``, and
-            at a stream that cannot be continued, ``onError`` is called and the client stops
-            with that error.
+            ``Result.ERROR_FATAL``, at a CheckpointMoved or UsageError from ``onCheckpoint``,
+            at a failing ``onRollback`` or ``onStartConsumption``, and at a stream that cannot be
+            continued, ``onError`` is called and the client stops with that error.
         F3. ``onStopConsumption`` is the last callback, whatever happened.
 
     Threads: callbacks run in the event loop's thread, and a plain one that blocks also blocks

@@ -1,6 +1,8 @@
 """Where checkpoints are stored.
 
-``checkpoint_stores`` has the stores: a file, LMDB, the application's own transaction, none.
+In reading order: ``checkpoint_stores`` (a file, LMDB, an application's own code, none),
+``checkpoint_table`` (pure: the table in an application's database, its statements),
+``database_checkpoints`` (that table, by a driver of the DB-API or by asyncpg).
 
 Imported by ``delivery`` and ``client``.
 """

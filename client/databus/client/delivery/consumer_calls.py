@@ -28,7 +28,14 @@ from databus.client.pulling.pull_machine import Backoff
 from databus.client.pulling.raw_windows import wait_for_either
 from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import ConsumerFailed, DatabusError, InternalError, StoreError
+from databus.common.errors import (
+    CheckpointMoved,
+    ConsumerFailed,
+    DatabusError,
+    InternalError,
+    StoreError,
+    UsageError,
+)
 
 log = logging.getLogger("databus.client")
 
@@ -293,7 +300,10 @@ class Delivery:
         assert due.mark is not None
         checkpoint = due.mark.checkpoint
         assert checkpoint is not None
-        result = await self._call(self.consumer.onCheckpoint, checkpoint)
+        try:
+            result = await self._call(self.consumer.onCheckpoint, checkpoint)
+        except (CheckpointMoved, UsageError) as error:  # to repeat the window would not help
+            raise _NotStored(error) from error
         if result is Result.SKIP_CHECKPOINT:
             return result
         await self._save(checkpoint)
