@@ -127,9 +127,7 @@ async def test_a_suspended_table_that_is_empty_is_followed_where_the_stream_has_
         db.execute("DELETE FROM t")
         db.execute("ALTER PUBLICATION given SET (publish = 'insert')")
         db.execute("ALTER PUBLICATION given SET (publish = 'insert, update, delete, truncate')")
-        await eventually(
-            lambda: any(dump.tables is not None for dump in fetcher.book), 60, "it is being dumped"
-        )
+        await eventually(lambda: any(dump.is_running for dump in fetcher.book), 60, "it begins")
         waits.clear()
         await eventually(lambda: len(waits) > 25, 30, "the dump had time to end")
         assert fetcher.tables.document(), "the stream has not come to where it was emptied"

@@ -389,12 +389,15 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
     db: FreshDatabase, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The stream lags: it still has rows of the old table when the new one is dumped."""
-    start_now = SlotStream._start
+    start_now, come_to_now, is_awaited = SlotStream._start, SlotStream.come_to_now, asyncio.Event()
 
     async def start_late(stream: SlotStream, after_scn: int) -> None:
-        while not stream._suspended.has_requests:
-            await asyncio.sleep(0.01)
+        await is_awaited.wait()
         await start_now(stream, after_scn)
+
+    async def awaited(stream: SlotStream) -> None:
+        is_awaited.set()
+        await come_to_now(stream)
 
     async def read(source: PostgresSource) -> dict[object, object]:
         while not source._suspended._is_streamed:
@@ -431,6 +434,7 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
             return
         assert "created again" in stop.why
         monkeypatch.setattr(SlotStream, "_start", start_late)
+        monkeypatch.setattr(SlotStream, "come_to_now", awaited)
         scn, reading = now_scn(db), asyncio.create_task(read(resumed))
         async with contextlib.aclosing(batches), asyncio.timeout(20 * PATIENCE):
             async for batch in batches:

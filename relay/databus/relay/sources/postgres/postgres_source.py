@@ -258,17 +258,16 @@ class PostgresSource:
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The last key in the database's own order."""
-        table = await self._table(source)
-        await self._resume_first(table)
-        return await self._chunks.largest_key(table)
+        await self._resume_first(source)
+        return await self._chunks.largest_key(await self._found(source))
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """See postgres_chunks.py."""
-        table = await self._table(request.source)
         if request.is_of_whole_table:
-            await self._resume_first(table)
+            await self._resume_first(request.source)
         elif request.is_probe and request.keys is None:
-            await self._require_resumable(table)
+            await self._resumable(request.source)
+        table = await self._found(request.source)
         try:
             return await self._chunks.read(table, request)
         except UnsupportedChange as error:
@@ -279,26 +278,44 @@ class PostgresSource:
                 )
             raise
 
-    async def _resume_first(self, table: PostgresTable) -> None:
+    async def _resume_first(self, source: str) -> None:
         """Before the whole table is read: if it is suspended, let the stream resume it first."""
-        source = table.source
-        if source not in self._suspended.suspensions:
+        table = await self._resumable(source)
+        if table is None:
             return
-        await self._require_resumable(table)
-        table.schema(self._settings.special_values)
         if self._stream is not None:
             self._stream.assign(source, table.oid)
         await self._suspended.resumption(source)
         self._writers.forget(source)
         self._resumed_from.add(source)
 
-    async def _require_resumable(self, table: PostgresTable) -> None:
-        """Check that the stream can resume a suspended table, before anything is done for that."""
-        if (source := table.source) not in self._suspended.suspensions:
-            return
+    async def _resumable(self, source: str) -> PostgresTable | None:
+        """A suspended table, once the stream can resume it; None: it is not suspended."""
+        if source not in self._suspended.suspensions:
+            return None
+        before = self._published.of(source), self._unpublished.get(source)
+        table = await self._found(source)
         if source in self._unpublished:
             raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
         await self._writers.wait(table)
+        table.schema(self._settings.special_values)
+        if self._stream is not None:
+            await self._stream.come_to_now()
+        if before == (self._published.of(source), self._unpublished.get(source)):
+            return table
+        # A discovery that suspended it again meanwhile found no request to withdraw.
+        self._writers.forget(source)
+        raise SourceUnavailable(f"{source} was altered before it was read; read it again")
+
+    async def _found(self, source: str) -> PostgresTable:
+        """The table of this name; the last discovery has found the same one."""
+        table = await self._table(source)
+        if self._published.knows(table) or source in self._unpublished:
+            return table
+        raise SourceUnavailable(
+            f"{source} is a new table, or another table than before: it is read once the relay "
+            "has compared the catalogue again"
+        )
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See postgres_chunks.py."""
@@ -360,10 +377,7 @@ class PostgresSource:
             status["encrypted"] = self._stream.encrypted
             status["warnings"] += self._stream.warnings()
         if slot is not None:
-            status["retained_bytes"] = slot.retained_bytes
-            status["wal_status"] = slot.wal_status
-            status["safe_wal_bytes"] = slot.safe_wal_bytes
-            status["slot_active_pid"] = slot.active_pid
+            status |= wal_retention.document(slot)
             warnings = wal_retention.warnings(slot, self._settings)
             if warnings and not self._warned:
                 _log.warning("database %s: %s", self._settings.name, "; ".join(warnings))
@@ -423,7 +437,7 @@ class PostgresSource:
             except asyncpg.InsufficientPrivilegeError as error:
                 self._suspend_all(f"the publication {self._settings.publication} is gone: {error}")
                 raise
-            publication = await self._required_publication()
+            publication = await self._catalogue.required_publication()
         if self._resumes and self._published.tables is None:  # An earlier version did not store it.
             whole = [table for table in wanted if publication.problem(table) is None]
             self._published = self._published.after(whole, publication, definitions)
@@ -457,7 +471,7 @@ class PostgresSource:
             {source: published[source] for source in missing}, unpublished
         )
         await self._suspend_gone(tables)
-        publication = await self._required_publication()
+        publication = await self._catalogue.required_publication()
         await self._check_published(wanted, publication, definitions, unpublished)
         if self._stream is not None:
             self._stream.add_found(self._published.oids)
@@ -515,15 +529,9 @@ class PostgresSource:
             self._suspend(source, DefinitionGap(why, rows_remain=False, waits_for=cure))
         self._unpublished = {**self._unpublished, **gone}
 
-    async def _required_publication(self) -> Publication:
-        publication = await self._catalogue.publication()
-        if publication is None:
-            raise SourceUnavailable(f"the publication {self._settings.publication} is gone")
-        return publication
-
     async def _redefined(self, table: PostgresTable) -> DefinitionGap | None:
         """How a table's rows may have changed with its definition since the last discovery."""
-        if table.source not in (self._published.tables or {}):
+        if self._published.of(table.source) is None:
             return None
         definition = (await self._catalogue.definitions([table])).get(table.oid)
         change = self._published.change(table, definition)
@@ -568,8 +576,8 @@ class PostgresSource:
                 continue  # A later discovery examines it.
             whole.append(table)
             gap = None if is_new else self._published.gap(table, publication, definition, moved)
-            known = (self._published.tables or {}).get(table.source)
-            if gap and (known is not None or not await self._is_empty(table)):
+            known = self._published.of(table.source)
+            if gap and (known is not None or not await self._catalogue.is_empty(table)):
                 self._suspend(table.source, gap)
         later = {table.oid for table in whole if table.source in self._redefined_in_stream}
         found = {oid: found for oid, found in definitions.items() if oid not in later}
@@ -577,12 +585,6 @@ class PostgresSource:
         after = self._published.after(whole, publication, found)
         if after != self._published:
             self._published = after
-
-    async def _is_empty(self, table: PostgresTable) -> bool:
-        try:
-            return await self._catalogue.is_empty(table)
-        except asyncpg.PostgresError:
-            return False
 
     def _suspend_until(self, source: str, why: str, cure: str) -> None:
         """Suspend a table; it is not read before ``waits_for`` is done."""

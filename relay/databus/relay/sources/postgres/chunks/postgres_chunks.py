@@ -96,27 +96,24 @@ class PostgresChunkReader:
 
     async def largest_key(self, table: PostgresTable) -> list[Any] | None:
         """The last key in the order of the key's index; None if the table is empty."""
-        names = [quote(name) for name in table.chunk_key]
-        order = ", ".join(f"{name} DESC" for name in names)
-        return await self._one_key(
-            table, f"SELECT {', '.join(names)} FROM {table.chunk_from} ORDER BY {order} LIMIT 1", []
-        )
+        order = ", ".join(f"{quote(name)} DESC" for name in table.chunk_key)
+        return await self._one_key(table, f" ORDER BY {order} LIMIT 1", [])
 
     async def chunk_end(self, table: PostgresTable, request: ChunkRequest) -> list[Any] | None:
         """The key of row number ``limit``; None if there are fewer."""
         names = ", ".join(quote(name) for name in table.chunk_key)
         parameters: list[str] = []
         where = _where(_bounds(table, request, parameters))
-        return await self._one_key(
-            table,
-            f"SELECT {names} FROM {table.chunk_from}{where} ORDER BY {names} "
-            f"OFFSET {request.limit - 1} LIMIT 1",
-            parameters,
-        )
+        order = f" ORDER BY {names} OFFSET {request.limit - 1} LIMIT 1"
+        return await self._one_key(table, where + order, parameters)
 
     async def _one_key(
-        self, table: PostgresTable, sql: str, parameters: Sequence[str]
+        self, table: PostgresTable, which: str, parameters: Sequence[str]
     ) -> list[Any] | None:
+        names = ", ".join(quote(name) for name in table.chunk_key)
+        # The statement locks the table that has this name, so the oid is that of the row's table.
+        oid = f"{literal(table.quoted)}::pg_catalog.regclass::pg_catalog.oid"
+        sql = f"SELECT {names}, {oid} FROM {table.chunk_from}{which}"
         session = self._session(table)
         try:
             rows = await self._loop.run(_read_only(session, sql, parameters))
@@ -129,7 +126,12 @@ class PostgresChunkReader:
             self._drop(session, table)
             raise
         self._idle.append(session)
-        return self._key_values(table, rows[0], session.encoding) if rows else None
+        if not rows:
+            return None
+        *key, read_oid = rows[0]
+        if int(read_oid or 0) != table.oid:
+            raise _renamed(table)
+        return self._key_values(table, tuple(key), session.encoding)
 
     async def size(self, table: PostgresTable) -> TableSize:
         """The estimate of the server's statistics; empty before the first ANALYZE or VACUUM."""
@@ -200,6 +202,8 @@ class PostgresChunkReader:
                 self._idle.append(session)
             if now is None:
                 raise DumpFailed(f"{table.source} was dropped while it was read")
+            if now.source != table.source:
+                raise _renamed(table)
             if chunk is not None and now == table:
                 return chunk
             table, tries = now, tries + 1
@@ -522,6 +526,10 @@ def _text(table: PostgresTable, value: Any) -> str:
     if isinstance(value, int | float | str):
         return str(value)
     raise BadRequest(f"{value!r} cannot be part of a key of {table.source}")
+
+
+def _renamed(table: PostgresTable) -> SourceUnavailable:
+    return SourceUnavailable(f"{table.source} was renamed while it was read; read it again")
 
 
 def _refused(table: PostgresTable, error: PostgresError) -> BadRequest | SourceUnavailable:

@@ -44,7 +44,7 @@ class MovedFiles:
     ) -> Collection[int] | None:
         """The files that may hold other rows than the events gave, by the oids of the table or its
         partitions.  None: the stream has yet to come to where it shows."""
-        known = (published.tables or {}).get(table.source)
+        known = published.of(table.source)
         stored = known.definition.horizon if known and known.definition else 0
         horizon = max(stored, self._horizons.get(table.oid, 0))
         moved = {

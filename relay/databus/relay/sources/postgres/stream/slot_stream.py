@@ -52,6 +52,7 @@ _SILENCE_S = 60.0
 _QUIET_S = 1.0
 _RESOLVED_S = 0.05
 _BEHIND_US = 20_000
+_POLL_S = 0.01
 _BUSY_TRIES = 30
 _BUSY_PAUSE_S = 0.1
 _IN_USE = "55006"
@@ -113,6 +114,7 @@ class SlotStream:
         self._leaves_cache = (0, 0, PublishedTables())
         self._tasks: list[asyncio.Task[None]] = []
         self._ends_because = ""
+        self._is_closed = False
         self._is_stored = is_stored
         self.discovery_error = ""
         self._sender_worked_s = 0.0
@@ -155,6 +157,15 @@ class SlotStream:
         """The scn up to which the stream has every commit."""
         return self._windows.resolved
 
+    async def come_to_now(self) -> None:
+        """Return once the stream has every commit until now, or was closed.
+
+        A table that resumes then has no change from before it was altered or replaced.
+        """
+        scn = await self._catalogue.written_scn()
+        while self.resolved < scn and not self._is_closed:
+            await asyncio.sleep(_POLL_S)
+
     def take_leaves(self) -> dict[int, int]:
         """The partitions that received rows of their roots since the last call."""
         leaves = dict(self._windows.leaves)
@@ -178,6 +189,7 @@ class SlotStream:
 
     async def close(self) -> None:
         """Stop the background tasks and close the connection."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

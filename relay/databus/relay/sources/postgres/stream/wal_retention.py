@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from databus.relay.sources.postgres.protocol.postgres_settings import PostgresSettings
 from databus.relay.sources.postgres.tables.postgres_catalogue import Slot
+
+
+def document(slot: Slot) -> dict[str, Any]:
+    """The slot's part of the status."""
+    return {
+        "retained_bytes": slot.retained_bytes,
+        "wal_status": slot.wal_status,
+        "safe_wal_bytes": slot.safe_wal_bytes,
+        "slot_active_pid": slot.active_pid,
+    }
 
 
 def warnings(slot: Slot, settings: PostgresSettings) -> list[str]:

@@ -315,6 +315,17 @@ class Catalogue:
             await self.fetch(PARTITIONS_SQL),
         )
 
+    async def required_publication(self) -> Publication:
+        """The relay's publication.
+
+        Raises:
+            SourceUnavailable: there is none of this name.
+        """
+        publication = await self.publication()
+        if publication is None:
+            raise SourceUnavailable(f"the publication {self._settings.publication} is gone")
+        return publication
+
     async def create_publication(self) -> None:
         """Create the relay's publication, without tables.
 
@@ -356,10 +367,16 @@ class Catalogue:
         return ", ".join(row["words"] for row in rows) or "transactions that have just ended"
 
     async def is_empty(self, table: PostgresTable) -> bool:
-        """Whether the table has no committed row, and no open transaction has written one."""
-        if await self.writers(table):
+        """Whether the table has no committed row, and no open transaction has written one.
+
+        False if the server refuses to read it.
+        """
+        try:
+            if await self.writers(table):
+                return False
+            rows = await self.fetch(f"SELECT EXISTS (SELECT FROM {table.only}) AS has_rows")
+        except asyncpg.PostgresError:
             return False
-        rows = await self.fetch(f"SELECT EXISTS (SELECT FROM {table.only}) AS has_rows")
         return not rows[0]["has_rows"]
 
     async def root_of(self, oid: int) -> str | None:

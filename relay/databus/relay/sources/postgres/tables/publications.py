@@ -230,9 +230,13 @@ class PublishedTables:
 
     tables: Mapping[str, PublishedTable] | None = None
 
+    def of(self, source: str) -> PublishedTable | None:
+        """The table of this name; None: there was none."""
+        return (self.tables or {}).get(source)
+
     def knows(self, table: PostgresTable) -> bool:
         """Whether the same table was published before."""
-        known = (self.tables or {}).get(table.source)
+        known = self.of(table.source)
         return known is not None and known.oid == table.oid
 
     def is_gone(self, source: str) -> bool:
@@ -250,7 +254,7 @@ class PublishedTables:
         )
 
     def _version(self, source: str) -> str | None:
-        known = (self.tables or {}).get(source)
+        known = self.of(source)
         return known.version if known is not None else None
 
     @property
@@ -273,7 +277,7 @@ class PublishedTables:
     ) -> dict[int, str]:
         """The files of the same table that may have other rows than at the last check: the versions
         of their rows in pg_class, by the oids of the table or its partitions."""
-        known = (self.tables or {}).get(table.source)
+        known = self.of(table.source)
         if known is None or known.oid != table.oid:
             return {}
         parts = publication.partitions.get(table.oid, {})
@@ -324,7 +328,7 @@ class PublishedTables:
 
     def change(self, table: PostgresTable, definition: Definition | None) -> DefinitionGap | None:
         """How the rows of the same table may have changed with its definition; None if not."""
-        known = (self.tables or {}).get(table.source)
+        known = self.of(table.source)
         if known is None or known.oid != table.oid or not (known.definition and definition):
             return None
         return change_between(known.definition, definition)
@@ -348,7 +352,7 @@ class PublishedTables:
         return replace(self, tables={**(self.tables or {}), **now})
 
     def _definition(self, table: PostgresTable) -> Definition | None:
-        known = (self.tables or {}).get(table.source)
+        known = self.of(table.source)
         return known.definition if known is not None and known.oid == table.oid else None
 
     def redefined(self, table: PostgresTable, definition: Definition) -> PublishedTables:
