@@ -284,8 +284,11 @@ class Case:
             if not (is_open and not table.is_transactional)
         ]
         rows = {table.source: self._rows(table) for table in compared}
+        arrived = set[str]()
         for name, fetcher in self.fetchers.items():
             is_here = self._stalled_is_a_difference(partial(fetcher.wait_mark, number))
+            if is_here:
+                arrived.add(name)
             if not is_here or fetcher.is_dumping:
                 continue  # Its rows are still to come.
             undumped = fetcher.undumped() if name == "dump" else set()
@@ -295,7 +298,8 @@ class Case:
                 self._check_faults(fetcher, {table.source for table in compared})
         self._checks += 1
         copy = self.bootstrapped
-        if copy is not None and (last or self._checks % COPY_EVERY == 0):
+        is_due = last or self._checks % COPY_EVERY == 0
+        if copy is not None and is_due and "stream" in arrived:
             at = self.stream.replica.position
             self._stalled_is_a_difference(partial(copy.wait, at))
             self._compare_all("bootstrap", copy, compared, rows)
