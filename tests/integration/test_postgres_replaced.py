@@ -46,6 +46,18 @@ SWAP = "BEGIN; ALTER TABLE t RENAME TO _old; ALTER TABLE other RENAME TO t; COMM
 SWAP_BACK = "BEGIN; ALTER TABLE t RENAME TO other; ALTER TABLE _old RENAME TO t; COMMIT"
 
 
+def execute_once_found(db: FreshDatabase, monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
+    """Execute a statement each time that the source has found a table by its name."""
+    named = Catalogue.table_named
+
+    async def found(catalogue: Catalogue, source: str) -> PostgresTable | None:
+        table = await named(catalogue, source)
+        db.execute(sql)
+        return table
+
+    monkeypatch.setattr(Catalogue, "table_named", found)
+
+
 def config_of(database: FreshDatabase) -> DatabaseConfig:
     config = database_config("shop", database.url, "public.t", discover_every="100ms")
     return config.model_copy(update={"resync": "auto"})
@@ -206,15 +218,8 @@ async def test_rows_of_another_table_that_has_its_name_for_a_while_do_not_come(
 async def test_a_table_that_is_renamed_under_a_read_gives_no_rows(
     db: FreshDatabase, monkeypatch: pytest.MonkeyPatch, renames: str
 ) -> None:
-    named = Catalogue.table_named
-
-    async def found(catalogue: Catalogue, source: str) -> PostgresTable | None:
-        table = await named(catalogue, source)
-        db.execute(renames)
-        return table
-
     async with opened_on(db, *TABLES, sources=(SOURCE,), discover_every=3600) as (source, _):
-        monkeypatch.setattr(Catalogue, "table_named", found)
+        execute_once_found(db, monkeypatch, renames)
         with pytest.raises(SourceUnavailable, match="renamed"):
             await source.read_chunk(ChunkRequest(SOURCE, 10))
 
@@ -222,14 +227,7 @@ async def test_a_table_that_is_renamed_under_a_read_gives_no_rows(
 async def test_the_largest_key_is_of_the_same_table(
     db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = Catalogue.table_named
-
-    async def found(catalogue: Catalogue, source: str) -> PostgresTable | None:
-        table = await named(catalogue, source)
-        db.execute(SWAP)
-        return table
-
     async with opened_on(db, *TABLES, sources=(SOURCE,), discover_every=3600) as (source, _):
-        monkeypatch.setattr(Catalogue, "table_named", found)
+        execute_once_found(db, monkeypatch, SWAP)
         with pytest.raises(SourceUnavailable, match="renamed"):
             await source.largest_key(SOURCE)

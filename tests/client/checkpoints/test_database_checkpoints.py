@@ -37,6 +37,14 @@ def at(scn: int) -> OnlineCheckpoint:
     return OnlineCheckpoint("shop", "c", Position(scn, 1))
 
 
+async def loaded(application: Application) -> Any:
+    """A store with its table, which has claimed its row."""
+    store = application.store()
+    await settled(store.create_table())
+    await settled(store.load())
+    return store
+
+
 async def stored(store: Any) -> Checkpoint | None:
     row = await settled(store.stored())
     return row and row.checkpoint
@@ -66,9 +74,7 @@ async def test_a_checkpoint_is_there_with_the_rows_of_its_transaction(
 async def test_nothing_of_a_transaction_that_is_not_committed_stays(
     application: Application,
 ) -> None:
-    store = application.store()
-    await settled(store.create_table())
-    await settled(store.load())
+    store = await loaded(application)
     async with Transaction(application) as transaction:
         await transaction.execute("INSERT INTO applied VALUES (3, 1)")
         await settled(store.put(transaction.connection, at(3)))
@@ -84,9 +90,7 @@ async def test_nothing_of_a_transaction_that_is_not_committed_stays(
 async def test_the_process_before_cannot_commit_once_another_has_started(
     application: Application,
 ) -> None:
-    first, second = application.store(), application.store()
-    await settled(first.create_table())
-    await settled(first.load())
+    first, second = await loaded(application), application.store()
     assert await settled(second.load()) is None
     async with Transaction(application) as transaction:
         with pytest.raises(CheckpointMoved, match="has taken the consumer over"):
@@ -100,9 +104,7 @@ async def test_the_process_before_cannot_commit_once_another_has_started(
 async def test_a_commit_that_was_reported_as_failed_is_not_applied_again(
     application: Application,
 ) -> None:
-    store = application.store()
-    await settled(store.create_table())
-    await settled(store.load())
+    store = await loaded(application)
     async with Transaction(application) as transaction:
         await settled(store.put(transaction.connection, at(3)))
         await transaction.commit()  # the application takes it for failed: no save follows
@@ -114,9 +116,7 @@ async def test_a_commit_that_was_reported_as_failed_is_not_applied_again(
 
 
 async def test_a_checkpoint_goes_back_only_by_set(application: Application) -> None:
-    store = application.store()
-    await settled(store.create_table())
-    await settled(store.load())
+    store = await loaded(application)
     await settled(store.save(at(9)))
     with pytest.raises(UsageError, match="lies before"):
         await settled(store.save(at(8)))
@@ -148,9 +148,7 @@ async def test_a_missing_table_is_named_with_what_creates_it(application: Applic
 async def test_a_connection_that_commits_each_statement_is_refused(
     application: Application,
 ) -> None:
-    store = application.store()
-    await settled(store.create_table())
-    await settled(store.load())
+    store = await loaded(application)
     async with Transaction(application) as transaction:
         connection = transaction.connection
         await transaction.commit()

@@ -17,7 +17,7 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest, DatabusError, UnsupportedChange, to_problem
 from databus.common.table_state import CaptureState
 from databus.relay.dumps.dump_records import Dump, DumpState, new_dump
-from databus.relay.dumps.dump_runner import of_all
+from databus.relay.dumps.dump_runner import unread_tables
 from databus.relay.dumps.resync import Resync
 from databus.relay.dumps.resync_pace import MOST_IDLE_PAUSE_S, ResyncPace
 from databus.relay.dumps.resync_requests import change_table
@@ -344,7 +344,7 @@ async def test_each_table_of_a_dump_has_its_own_reason_for_the_failure(tmp_path:
         source: UnsupportedChange(f"{source} is locked") for source in sources
     }
     dump = new_dump({"sources": list(sources)})
-    dump.state, dump.error = DumpState.FAILED, to_problem(of_all(unread))
+    dump.state, dump.error = DumpState.FAILED, to_problem(unread_tables(unread))
     for source in sources:
         record = tables.book.get(source)
         assert record is not None

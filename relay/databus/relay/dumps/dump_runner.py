@@ -141,7 +141,7 @@ class DumpRunner:
             if not dump.is_running:
                 return
         if unread:
-            raise of_all(unread)
+            raise unread_tables(unread)
         dump.end = intake.complete
         dump.state = DumpState.COMPLETED
         await self._host.save_dumps()
@@ -248,10 +248,10 @@ class DumpRunner:
             self._changed.set()
 
 
-def of_all(unread: dict[str, DatabusError]) -> DatabusError:
+def unread_tables(unread: dict[str, DatabusError]) -> DatabusError:
     """The error of a dump that has read all tables but these; ``unread`` has their reasons."""
     reasons = {source: error.message for source, error in unread.items()}
     first = next(iter(unread.values()))
-    of_all = first if len(unread) == 1 else UnsupportedChange("; ".join(reasons.values()))
-    of_all.details["unread"] = reasons
-    return of_all
+    error = first if len(unread) == 1 else UnsupportedChange("; ".join(reasons.values()))
+    error.details["unread"] = reasons
+    return error
