@@ -175,7 +175,7 @@ async def test_what_changes_nothing_captured_under_a_tag_or_late_suspends_nothin
         database.execute("ALTER TABLE private ADD COLUMN u INT")  # late
         database.execute("INSERT INTO t VALUES (2)")
         await has_rows(fetcher, 2)
-        await eventually(lambda: fetcher.status.source["stream"]["scn"] > 0, 30)
+        await eventually(lambda: fetcher.status.source.get("stream", {}).get("scn", 0) > 0, 30)
         assert suspended(fetcher) == {}
 
 

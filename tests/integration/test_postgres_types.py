@@ -491,27 +491,27 @@ async def test_chunks_page_by_keys_of_many_types(db: FreshDatabase) -> None:
         "CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', "
         "deterministic = false)"
     )
+    for number, (type_name, expression) in enumerate(KEYS):
+        name = f"k{number}"
+        if ", w" in type_name:
+            db.execute(f"CREATE TABLE {name} (k {type_name}, PRIMARY KEY (k, w))")
+            db.execute(f"INSERT INTO {name} SELECT {expression}, i FROM generate_series(1, 25) i")
+        elif "any_case" in type_name:
+            # In both cases, which this collation holds to be equal.
+            db.execute(f"CREATE TABLE {name} (k {type_name} PRIMARY KEY)")
+            db.execute(
+                f"INSERT INTO {name} SELECT {expression} FROM generate_series(1, 25) i "
+                "ON CONFLICT DO NOTHING"
+            )
+        elif type_name == "mood":
+            db.execute(f"CREATE TABLE {name} (k mood PRIMARY KEY)")
+            db.execute(f"INSERT INTO {name} VALUES ('happy'), ('sad'), ('ok')")
+        else:
+            db.execute(f"CREATE TABLE {name} (k {type_name} PRIMARY KEY)")
+            db.execute(f"INSERT INTO {name} SELECT {expression} FROM generate_series(1, 25) i")
     async with opened(config_of(db)) as source:
-        for number, (type_name, expression) in enumerate(KEYS):
+        for number in range(len(KEYS)):
             name = f"k{number}"
-            if ", w" in type_name:
-                db.execute(f"CREATE TABLE {name} (k {type_name}, PRIMARY KEY (k, w))")
-                db.execute(
-                    f"INSERT INTO {name} SELECT {expression}, i FROM generate_series(1, 25) i"
-                )
-            elif "any_case" in type_name:
-                # In both cases, which this collation holds to be equal.
-                db.execute(f"CREATE TABLE {name} (k {type_name} PRIMARY KEY)")
-                db.execute(
-                    f"INSERT INTO {name} SELECT {expression} FROM generate_series(1, 25) i "
-                    "ON CONFLICT DO NOTHING"
-                )
-            elif type_name == "mood":
-                db.execute(f"CREATE TABLE {name} (k mood PRIMARY KEY)")
-                db.execute(f"INSERT INTO {name} VALUES ('happy'), ('sad'), ('ok')")
-            else:
-                db.execute(f"CREATE TABLE {name} (k {type_name} PRIMARY KEY)")
-                db.execute(f"INSERT INTO {name} SELECT {expression} FROM generate_series(1, 25) i")
             upto = await source.largest_key(f"public.{name}")
             keys, after, done = [], None, False
             while not done:

@@ -7,6 +7,7 @@ when a timer kills it, wherever it is then.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -139,4 +140,5 @@ def main(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(60)  # Where it is, should it not come to its end.
     main(json.loads(sys.argv[1]))

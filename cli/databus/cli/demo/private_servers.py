@@ -35,6 +35,7 @@ PASSWORD = "databus"
 
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 30.0
+_SLOTS_WITHIN_S = 60.0
 _POLL_S = 0.02
 _PORTS = range(12_000, 32_000)
 
@@ -468,13 +469,21 @@ class PostgresServer(PrivateServer):
 
     def drop_database(self, name: str) -> None:
         """Drop the slots first: PostgreSQL does not drop a database that has one."""
-        slots = self.execute(
+        deadline_s = time.monotonic() + _SLOTS_WITHIN_S
+        while slots := self.execute(
             "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [name]
-        )
-        for slot, active_pid in slots:
-            if active_pid is not None:
-                self.execute("SELECT pg_terminate_backend(%s, 5000)", [active_pid])
-            self.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+        ):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"the slots of {name} are still in use: {slots}")
+            # A relay that was killed may have left a process that connects once more.
+            for _, active_pid in slots:
+                if active_pid is not None:
+                    self.execute("SELECT pg_terminate_backend(%s, 5000)", [active_pid])
+            self.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+                "WHERE database = %s AND active_pid IS NULL",
+                [name],
+            )
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def _initialise(self) -> None:
