@@ -141,12 +141,16 @@ async def test_one_process_that_hangs_between_two_statements_is_given_up(
         table = await source._table("public.orders")
         assert await source._chunks.largest_key(table) == [1]
         (session,) = source._chunks._idle
-        os.kill(session.server_process, signal.SIGSTOP)
+        process = session.server_process
+        idle = f"SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND wait_event = 'ClientRead'"
+        # It reports that it waits just after it has answered.
+        await eventually(lambda: asyncio.to_thread(db.execute, idle), 30)
+        os.kill(process, signal.SIGSTOP)
         try:
             with pytest.raises(SourceUnavailable, match="its process waits for us"):
                 await source._chunks.largest_key(table)
         finally:
-            os.kill(session.server_process, signal.SIGCONT)
+            os.kill(process, signal.SIGCONT)
         assert list(await table_of(source, "public.orders")) == [(1,)]
 
 

@@ -79,6 +79,31 @@ async def test_a_suspended_table_is_compared_and_only_what_differs_is_dumped(
     shop.close()
 
 
+async def test_a_table_with_another_key_is_left_to_the_relay_though_the_copy_has_no_row(
+    tmp_path: Path,
+) -> None:
+    shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+    shop.execute("INSERT INTO orders VALUES (1, 'one')")
+    ring = tmp_path / "relay" / "shop"
+    async with (
+        relay_over(tmp_path) as relay,
+        written_log(tmp_path / "bootstrap", relay.url) as log,
+    ):
+        await seeded(log, "main.orders")
+        shop.execute("DELETE FROM orders")
+        shop.executescript(
+            "CREATE TABLE rebuilt (id INT, item TEXT NOT NULL PRIMARY KEY);"
+            "INSERT INTO rebuilt VALUES (1, 'one'), (1, 'two');"
+            "DROP TABLE orders; ALTER TABLE rebuilt RENAME TO orders;"
+        )
+        await eventually(lambda: words(ring)[-1:] == [("main.orders", "followed")], 60)
+        held, _ = upserted(ring, "main.orders")
+        assert held.keys() == {("one",), ("two",)}
+        await eventually(lambda: not note_of(log, NOTE), 20, "the mark is gone")
+    shop.close()
+
+
 async def test_a_server_that_ended_while_it_compared_a_table_goes_on_with_its_own_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,11 @@ def test_rows_under_a_key_of_another_form_are_noticed() -> None:
     )  # fmt: skip
     digests.observe(frame_format.scan(data), memoryview(data), SchemaSet((wide, ITEMS)))
     assert digests.has_other_keys
+    without_rows = digests_of({1: ("a", 0.5)})
+    without_rows.compare_key(WIDER)
+    assert not without_rows.has_other_keys
+    without_rows.compare_key(wide)
+    assert without_rows.has_other_keys
 
 
 def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:

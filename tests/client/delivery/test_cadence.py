@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from databus.client import FileCheckpoints, Result, Window
+from databus.client.delivery import consumer_calls
 from databus.client.testing import Grammar, Recorder, Step
 from tests.client.conftest import StartServer
 from tests.client.shop import orders
@@ -83,6 +84,23 @@ async def test_who_stops_at_the_end_of_a_window_has_its_checkpoint(scripted: Sta
     client = make(recorder, server.url, checkpoint_every_windows=9)
     await client.serve()
     assert [checkpoint.position.scn for checkpoint in recorder.checkpoints] == [1, 3]
+
+
+async def test_a_stop_by_a_callback_that_takes_long_ends_a_stream_without_further_events(
+    scripted: StartServer,
+) -> None:
+    server = await scripted(*[orders(scn, 1) for scn in range(1, 5)])
+
+    def stop_slowly(step: Step) -> None:
+        if step.call == "onCheckpoint" and step.what.scn == 4:
+            time.sleep(2 * consumer_calls._YIELD_S)
+            client.stop()
+
+    recorder = Recorder(stop_slowly)
+    client = make(recorder, server.url)
+    async with asyncio.timeout(30):
+        await client.serve()
+    assert [checkpoint.position.scn for checkpoint in recorder.checkpoints] == [1, 2, 3, 4]
 
 
 async def test_a_checkpoint_that_comes_due_within_a_window_covers_that_window(

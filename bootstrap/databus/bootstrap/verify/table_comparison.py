@@ -126,6 +126,11 @@ class TableDigests:
         at = self._row_of(key)
         return None if at is None else self.ranges[int(self._chunks[at])]
 
+    def compare_key(self, schema: SourceSchema) -> None:
+        """Note whether readers have rows of this definition under keys of another form."""
+        form = _key_form(schema)
+        self.has_other_keys |= any(_key_form(one) != form for one in self._schemas)
+
     def observe(self, columns: FrameColumns, data: memoryview, schemas: SchemaSet) -> None:
         """Take frames of the copy's state, and the schemas that they were written with.
 
@@ -134,8 +139,7 @@ class TableDigests:
         rows = columns.op < FIRST_CONTROL_OP
         for fingerprint in np.unique(columns.schema_fp[rows]).tolist():
             if fingerprint in schemas:
-                form = _key_form(schemas.by_fingerprint(fingerprint))
-                self.has_other_keys |= any(_key_form(one) != form for one in self._schemas)
+                self.compare_key(schemas.by_fingerprint(fingerprint))
         buffer = np.frombuffer(data, dtype=np.uint8)
         hashes = columns.key_hash
         if len(self._hashes):

@@ -194,6 +194,8 @@ class Verifier:
         known = await self._copy.schemas(source)
         async for block in self._copy.state(source):
             digests.observe(frame_format.scan(block, verify=False), memoryview(block), known)
+        if (latest := known.latest(source)) is not None:
+            digests.compare_key(latest)  # Other readers have rows, where this copy has none.
         if repair and digests.has_other_keys:
             # Such rows can neither be read at the source nor deleted by the key that it has now.
             raise UnsupportedChange(f"the copy has rows of {source} under another key; dump it")

@@ -283,6 +283,8 @@ async def test_a_unique_index_that_was_made_meanwhile_suspends_the_table_if_it_w
         "ALTER TABLE u DROP COLUMN c; ALTER TABLE u ADD COLUMN c INT",
         "DROP TABLE u; CREATE TABLE u (id INTEGER PRIMARY KEY, c INT); CREATE INDEX uj ON u (c)",
         "DROP TABLE u; ALTER TABLE w RENAME TO u",
+        "DROP TABLE words",
+        "ALTER TABLE words RENAME TO other_words",
     ],
 )
 async def test_a_brief_unique_index_is_not_hidden_by_other_definitions_that_changed(
@@ -292,6 +294,7 @@ async def test_a_brief_unique_index_is_not_hidden_by_other_definitions_that_chan
         TABLE + "CREATE TABLE u (id INTEGER PRIMARY KEY, c INT, d INT, e INT);"
         "CREATE TABLE gone (id INTEGER PRIMARY KEY, b INT, c INT);"
         "CREATE TABLE w (id INTEGER PRIMARY KEY, c INT);"
+        "CREATE VIRTUAL TABLE words USING fts5(word);"
         "INSERT INTO u VALUES (1, 1, 1, 1); INSERT INTO t VALUES (1, 'a', 1, 1);"
     )
     source = SqliteSource(config(path))

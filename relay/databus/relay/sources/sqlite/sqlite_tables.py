@@ -270,7 +270,11 @@ class CapturedTables:
         if self._objects is not None:
             added, gone = objects - self._objects, self._objects - objects
             created = {name for _, name in added}
-            dropped = sum(kind in ("table", "view") for kind, _ in gone)
+            # One statement drops or renames a virtual table with all tables that it consists of.
+            parts = _parts(gone)
+            dropped = sum(kind in ("table", "view") for kind, _ in gone) - len(parts)
+            if parts:
+                added -= _parts(added)
             # At the most: each of these has a name that another table had before.
             renamed = remade_count + sum(kind == "table" for kind, _ in added)
             explained += len(added) + max(0, dropped - renamed)
@@ -414,6 +418,17 @@ class CapturedTables:
 
 def _unmarked(name: str) -> str:
     return name.removeprefix(_WATCHED)
+
+
+def _parts(objects: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those that may be parts of another one: the tables of a virtual table have its name before
+    an underscore."""
+    names = {name for kind, name in objects if kind == "table"}
+
+    def is_part(name: str) -> bool:
+        return any(name[:at] in names for at, letter in enumerate(name) if letter == "_")
+
+    return {("table", name) for name in names if is_part(name)}
 
 
 def _altered_columns(defined: _Definitions) -> int:
