@@ -83,7 +83,11 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
         await eventually(
             lambda: stopped(fetcher).keys() >= {"public.t", "public.other"}, 30, "named"
         )
-        for source in ("public.t", "public.other"):
+        db.execute("CREATE TABLE later (id int PRIMARY KEY)")
+        if is_silent:
+            db.execute("INSERT INTO later VALUES (1)")
+        await eventually(lambda: "public.later" in stopped(fetcher), 30, "a new one is named")
+        for source in ("public.t", "public.other", "public.later"):
             assert "the publication given is gone" in stopped(fetcher)[source]
             assert "CREATE PUBLICATION" in (fetcher.suspended() or {})[source].waits_for
         await eventually(
@@ -93,10 +97,12 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
             db.execute("INSERT INTO t VALUES (2)")
         db.execute(CREATE)
         await eventually(lambda: not stopped(fetcher), 60, "resynchronised")
-        db.execute("INSERT INTO t VALUES (3)")
-        wanted = {(number,) for (number,) in db.execute("SELECT id FROM t")}
-        # The dump may read a row whose event is in the stream already.
-        await eventually(lambda: upserted(folder, "public.t")[0].keys() == wanted, 30, "equal")
+        for table in ("t", "later"):
+            db.execute(f"INSERT INTO {table} VALUES (3)")
+        for table in ("t", "later"):
+            wanted = set(db.execute(f"SELECT id FROM {table}"))
+            # The dump may read a row whose event is in the stream already.
+            await eventually(lambda: upserted(folder, f"public.{table}")[0].keys() == wanted, 30)
         await eventually(
             lambda: not any("could not be compared" in w for w in warnings(fetcher)), 30, "well"
         )

@@ -306,14 +306,16 @@ class Case:
 
     def _check_faults(self, fetcher: LiveFetcher | Latecomer, there: set[str]) -> None:
         """Events that fit no row are of tables that are reported by then, or there no more."""
-        deadline_s = time.monotonic() + self._named_within_s
+        patience = Patience(self._loop, self._named_within_s)
         while faults := {
             source: found
             for source, found in fetcher.read().faults.items()
             if source in there and not fetcher.is_named(source)
         }:
-            if time.monotonic() > deadline_s:
+            if patience.is_over:
                 source, found = next(iter(faults.items()))
+                if patience.is_slow:
+                    raise TooSlow(f"{source} is not named after {patience.waited_s:.0f} s")
                 history = fetcher.replica.history.get(source, ())
                 raise Difference("fault", source, found, history)
             time.sleep(0.01)
@@ -363,9 +365,11 @@ class Case:
         found = unequal()
         if not found:
             return
-        deadline_s = time.monotonic() + self._named_within_s
+        patience = Patience(self._loop, self._named_within_s)
         while found and not view.is_named(table.source):
-            if time.monotonic() > deadline_s:
+            if patience.is_over and patience.is_slow:
+                raise TooSlow(f"{table.source} is not named after {patience.waited_s:.0f} s")
+            if patience.is_over:
                 history = replica.history.get(table.source, ())
                 raise Difference("content", f"{table.source} of {name}", found, history)
             time.sleep(0.01)

@@ -23,8 +23,8 @@ from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0
 TURN_S = 0.01
-ENOUGH_TURNS = 50 * PATIENCE_S
-"""So often the loop turns within ``PATIENCE_S`` on a machine that has half of its time for it."""
+ENOUGH_TURNS_PER_S = 50
+"""So often the loop turns on a machine that has half of its time for it."""
 MANY_RECONNECTS = 12
 MANY_TRIES = 7
 """After so many failed attempts a table does not come back by itself."""
@@ -92,13 +92,13 @@ class Loop:
 class Patience:
     """How long something is waited for: by the clock, and by what the machine did meanwhile.
 
-    It is over after ``PATIENCE_S`` in which the loop had ENOUGH_TURNS: then more time would not
+    It is over after ``most_s`` in which the loop turned often enough: then more time would not
     help.  A loop that turned less often belongs to a machine that is busy with something else: it
     is over after four times as long, and ``is_slow``.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, most_s: float = PATIENCE_S) -> None:
+        self._loop, self._most_s = loop, most_s
         self._began_s, self._turns = time.monotonic(), loop.turns
 
     @property
@@ -108,11 +108,11 @@ class Patience:
     @property
     def is_slow(self) -> bool:
         """Whether the machine has done too little to say that there is a fault."""
-        return self._loop.turns - self._turns < ENOUGH_TURNS
+        return self._loop.turns - self._turns < ENOUGH_TURNS_PER_S * self._most_s
 
     @property
     def is_over(self) -> bool:
-        return self.waited_s > (4 * PATIENCE_S if self.is_slow else PATIENCE_S)
+        return self.waited_s > (4 * self._most_s if self.is_slow else self._most_s)
 
 
 def waiting_at(task: asyncio.Task[Any]) -> str:

@@ -435,7 +435,8 @@ class PostgresSource:
             try:
                 await self._catalogue.create_publication()
             except asyncpg.InsufficientPrivilegeError as error:
-                self._suspend_all(f"the publication {self._settings.publication} is gone: {error}")
+                why = f"the publication {self._settings.publication} is gone: {error}"
+                self._suspend_all(self._published.oids.keys() | {t.source for t in wanted}, why)
                 raise
             publication = await self._catalogue.required_publication()
         if self._resumes and self._published.tables is None:  # An earlier version did not store it.
@@ -518,11 +519,11 @@ class PostgresSource:
                 self._published = self._published.lost([name])
                 self._suspend(name, DefinitionGap(_RETURNED, rows_remain=False))
 
-    def _suspend_all(self, why: str) -> None:
+    def _suspend_all(self, sources: Iterable[str], why: str) -> None:
         """Suspend all tables: none has events until the publication exists again."""
         cure = create_publication_sql(self._settings.publication, [])
         gone = {
-            source: f"{why}; {cure}" for source in self._published.oids
+            source: f"{why}; {cure}" for source in sources
             if not (self._published.is_gone(source) or self._published.is_forgotten(source))
         }  # fmt: skip
         for source in gone.keys() - self._unpublished.keys():
