@@ -15,6 +15,7 @@ import pytest
 from databus.relay.sources.sqlite import sqlite_log
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from databus.relay.sources.sqlite.sqlite_tables import CapturedTables
+from tests.support.opened_source import open_source
 from tests.support.sqlite_source import Reader, config
 from tests.support.waiting import eventually
 
@@ -106,8 +107,7 @@ async def test_no_write_of_the_application_fails_while_a_thousand_tables_get_the
     assert ids == list(range(written - rows, written)), "each change after the start, in order"
     await source.close()
     version = version_of(path)
-    again = SqliteSource(config(path))
-    await again.open()
+    again = await open_source(SqliteSource(config(path)))
     await again.close()
     assert version_of(path) == version, "a restart changes nothing"
 
@@ -147,8 +147,7 @@ async def test_the_log_is_pruned_in_steps_that_let_the_application_write(tmp_pat
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE t0 (id INTEGER PRIMARY KEY, name TEXT)")
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany(
             "INSERT INTO t0 VALUES (?, 'x')", ((number,) for number in range(20_000))

@@ -31,6 +31,7 @@ from tests.integration.test_stopped_tables import dump
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config
+from tests.support.opened_source import open_source
 from tests.support.waiting import eventually, eventually_sync
 
 SLOW_S = 90
@@ -94,8 +95,7 @@ async def test_a_chunk_that_is_given_up_ends_at_the_server(
     """It holds up nothing here, and the server does not go on with a query for nobody."""
     database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     database.execute("INSERT INTO t VALUES (1)")
-    source = MySqlSource(mariadb_config(url, f"{database.name}.*"))
-    await source.open()
+    source = await open_source(MySqlSource(mariadb_config(url, f"{database.name}.*")))
     read_chunk = mysql_chunks.read_chunk
 
     def slow(connection: MySqlConnection, *rest: Any) -> Chunk:

@@ -13,8 +13,8 @@ from databus.relay.sources.mysql.mysql_source import MySqlSource
 from databus.relay.sources.mysql.protocol.mysql_connection import BinlogRequest, MySqlConnection
 from tests.integration.test_least_rights import USER, statements
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
-from tests.support.opened_source import opened_scn
+from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end, source_of
+from tests.support.opened_source import open_source, opened_scn
 
 
 @pytest.fixture
@@ -41,8 +41,7 @@ async def resumed(
 ) -> Streamed:
     """What a new fetcher gets that has this memo."""
     config = mariadb_config(url or database.url, f"{database.name}.*")
-    source = MySqlSource(config, use_kernels=use_kernels)
-    await source.open()
+    source = await open_source(MySqlSource(config, use_kernels=use_kernels))
     try:
         source.restore(resume_state, None, after_scn)
         return await read_to_end(source, after_scn)
@@ -53,9 +52,7 @@ async def resumed(
 async def first_rows(database: FreshDatabase, *, use_kernels: bool = True) -> Streamed:
     """A table with nine rows, a transaction each, that have been read."""
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    source = MySqlSource(
-        mariadb_config(database.url, f"{database.name}.*"), use_kernels=use_kernels
-    )
+    source = source_of(database, use_kernels=use_kernels)
     await source.open()
     try:
         start = await source.first_scn()
@@ -141,7 +138,7 @@ async def test_an_open_xa_transaction_is_read_from_where_it_was_prepared(
 ) -> None:
     database = mariadb_database
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    source = source_of(database)
     start = await opened_scn(source)
     xid = f"'{database.name}'"
     session = database.server.connect(database.name)

@@ -13,8 +13,8 @@ from databus.common.frame.frame_format import Op, iter_frames
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.mysql import MySqlSource, mysql_source
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
-from tests.support.opened_source import opened_scn
+from tests.support.mariadb_stream import mariadb_config, read_to_end, source_of
+from tests.support.opened_source import open_source, opened_scn
 from tests.support.system import server_shop
 
 
@@ -32,7 +32,7 @@ def database(request: pytest.FixtureRequest) -> FreshDatabase:
 
 @pytest.fixture
 async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
-    opened = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    opened = source_of(database)
     yield opened
     await opened.close()
 
@@ -78,7 +78,7 @@ async def test_mysqls_clock_is_the_server_and_its_commits_have_microseconds(
     mysql_database: FreshDatabase,
 ) -> None:
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    source = source_of(mysql_database)
     start = await opened_scn(source)
     for number in range(5):
         mysql_database.execute(f"INSERT INTO t VALUES ({number})")
@@ -164,8 +164,7 @@ async def test_a_backlog_announces_each_definition_where_it_begins_and_not_today
         "ALTER TABLE t DROP COLUMN b",
     ):
         database.execute(statement)
-    again = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await again.open()
+    again = await open_source(source_of(database))
     again.restore(before.resume_state, None, before.resolved)
     found = await read_to_end(again, before.resolved)
     await again.close()
@@ -198,8 +197,7 @@ async def test_it_does_not_matter_where_the_server_cuts_what_it_sends(
     product = "mysql" if database.url.startswith("mysql:") else "mariadb"
     shop, url = server_shop(product, database)
     receive = mysql_source.receive_into
-    source = MySqlSource(mariadb_config(url, f"{database.name}.*"))
-    await source.open()
+    source = await open_source(MySqlSource(mariadb_config(url, f"{database.name}.*")))
     database.execute("FLUSH BINARY LOGS")  # MariaDB's is read from the beginning of its file.
     start = await source.first_scn()
     with shop.session() as step:

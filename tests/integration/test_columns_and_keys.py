@@ -23,6 +23,7 @@ from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import read_to_end
+from tests.support.opened_source import open_source
 from tests.support.relay_process import ring_frames
 from tests.support.upstream import Upstream, server_upstream
 from tests.support.waiting import eventually
@@ -316,8 +317,7 @@ async def test_both_decoders_of_a_binlog_write_the_same_keys_with_nulls(
     )
     read = []
     for use_kernels in (True, False):
-        source = MySqlSource(config, use_kernels=use_kernels)
-        await source.open()
+        source = await open_source(MySqlSource(config, use_kernels=use_kernels))
         try:
             if use_kernels:
                 start = await source.first_scn()

@@ -15,6 +15,7 @@ from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, opened, read_to_end
+from tests.support.opened_source import open_source
 from tests.support.sqlite_source import config, read
 from tests.support.waiting import eventually
 
@@ -61,8 +62,7 @@ async def test_two_tables_whose_names_differ_in_where_the_dot_belongs_are_two_so
         )
         assert (await source.table_size(names[1])).rows is not None
     # A pattern without quotes means the schema alone, not the one with a dot in its name.
-    only = MySqlSource(mariadb_config(plain.url, f"{name}.*"))
-    await only.open()
+    only = await open_source(MySqlSource(mariadb_config(plain.url, f"{name}.*")))
     assert {schema.source for schema in await only.schemas()} == {names[0], names[2]}
     await only.close()
 
@@ -99,8 +99,7 @@ async def test_a_sqlite_table_with_a_dot_is_streamed_and_dumped(tmp_path: Path) 
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as connection:
         connection.execute('CREATE TABLE "a.b" (id INTEGER PRIMARY KEY, v TEXT)')
-    source = SqliteSource(config(path, "main.*"))
-    await source.open()
+    source = await open_source(SqliteSource(config(path, "main.*")))
     try:
         with sqlite3.connect(path) as connection:
             connection.execute("INSERT INTO \"a.b\" VALUES (1, 'x')")

@@ -15,13 +15,13 @@ import pytest
 from databus.common.config import parse
 from databus.relay.local_relay import LocalRelay
 from databus.relay.sources.contract import Batch
-from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_nameless_binlog import selected
 from tests.relay.dumps.test_resync import words
 from tests.support.capture import PACE, upserted
 from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import read_to_end, source_of
+from tests.support.opened_source import open_source
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -121,8 +121,7 @@ async def until_a_dropped_column_is_kept(stream: AsyncIterator[Batch]) -> str:
 async def test_a_dropped_column_is_remembered_until_a_definition_is_certain(
     restarts: bool, database: FreshDatabase
 ) -> None:
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
+    source = await open_source(source_of(database))
     # The history of the server has statements of other tests, which may have changed any table.
     start = await source.first_scn()
     database.execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, c INT)")
@@ -137,8 +136,7 @@ async def test_a_dropped_column_is_remembered_until_a_definition_is_certain(
     alter(database, "t", "ADD c INT")
     if restarts:
         await stream.aclose()
-        source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-        await source.open()
+        source = await open_source(source_of(database))
         source.restore(resume_state, None, before.resolved)
         stream = source.stream(before.resolved)
     async with asyncio.timeout(60 * PATIENCE):

@@ -21,6 +21,7 @@ from tests.support.mariadb_stream import (
     read_up_to,
     sql_rows,
 )
+from tests.support.opened_source import open_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -103,8 +104,9 @@ async def test_compressed_rows_come_as_they_would_uncompressed(database: FreshDa
     for statement in ROWS:
         database.execute(statement.format("twin"))
     by_kernel = await read_to_end(source, start)
-    by_python = MySqlSource(mariadb_config(database.url, "shop.*"), use_kernels=False)
-    await by_python.open()
+    by_python = await open_source(
+        MySqlSource(mariadb_config(database.url, "shop.*"), use_kernels=False)
+    )
     assert (await read_to_end(by_python, start)).data == by_kernel.data
     assert len(changes(by_kernel, "t")) > 600
     assert changes(by_kernel, "t") == changes(by_kernel, "twin")

@@ -24,13 +24,13 @@ from databus.relay.sources.mysql import mysql_source as source_module
 from databus.relay.sources.mysql.gtid import binlog_positions
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, opened, read_to_end
-from tests.support.opened_source import opened_scn
+from tests.support.mariadb_stream import mariadb_config, opened, read_to_end, source_of
+from tests.support.opened_source import open_source, opened_scn
 
 
 @pytest.fixture
 async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
-    opened = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
+    opened = source_of(mariadb_database)
     yield opened
     await opened.close()
 
@@ -152,8 +152,7 @@ async def test_many_keys_take_few_statements_and_each_missing_one_is_named(
     database.execute("CREATE TABLE t (a VARCHAR(20), b INT, v INT, PRIMARY KEY (a, b))")
     values = ", ".join(f"('Name {number}', {number}, {number})" for number in range(0, 1000, 2))
     database.execute(f"INSERT INTO t VALUES {values}")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
+    source = await open_source(source_of(database))
     # Another case and a key twice: the collation finds one row for both.
     keys: list[list[Any]] = [[f"Name {number}", number] for number in range(1000)]
     keys += [["NAME 4", 4], ["name 5", 5]]

@@ -27,16 +27,17 @@ from tests.support.mariadb_stream import (
     mariadb_config,
     opened_mariadb,
     read_to_end,
+    source_of,
     sql_rows,
 )
-from tests.support.opened_source import opened_scn
+from tests.support.opened_source import open_source, opened_scn
 from tests.support.own_servers import mariadb  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE, eventually_sync
 
 
 @pytest.fixture
 async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
-    opened = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
+    opened = source_of(mariadb_database)
     yield opened
     await opened.close()
 
@@ -434,8 +435,7 @@ async def test_a_cut_connection_surfaces_and_a_new_stream_gives_the_rest(
             streamed.resolved = batch.resolved
             if not proxy._cut_after_bytes and len(streamed.data) < 1_000_000:
                 proxy.cut_after(300_000)
-    rest_of = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
-    await rest_of.open()
+    rest_of = await open_source(source_of(mariadb_database))
     rest = await read_to_end(rest_of, streamed.resolved)
     keys = [e.key["id"] for e in streamed.events() if e.scn <= streamed.resolved]
     assert sorted(keys + [e.key["id"] for e in rest.events()]) == list(range(1, 5001))

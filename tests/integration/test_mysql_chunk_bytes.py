@@ -15,7 +15,8 @@ from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_stopped_tables import dump
 from tests.support.capture import capturing, database_config, streaming, upserted
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config
+from tests.support.mariadb_stream import source_of
+from tests.support.opened_source import open_source
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -29,8 +30,7 @@ async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
     database.execute("CREATE TABLE wide (id INT PRIMARY KEY, body LONGTEXT)")
     for key in range(ROWS):
         database.execute(f"INSERT INTO wide VALUES ({key}, REPEAT('x', {ROW_BYTES}))")
-    opened = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await opened.open()
+    opened = await open_source(source_of(database))
     yield opened
     await opened.close()
 

@@ -24,7 +24,13 @@ from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnectio
 from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
 from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import purge_all_but_last, run_under
-from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end, read_up_to
+from tests.support.mariadb_stream import (
+    Streamed,
+    mariadb_config,
+    read_to_end,
+    read_up_to,
+    source_of,
+)
 from tests.support.mysql_server import require
 from tests.support.opened_source import opened_scn
 from tests.support.own_servers import mysql  # noqa: F401  fixtures
@@ -33,7 +39,7 @@ from tests.support.waiting import PATIENCE
 
 @pytest.fixture
 async def source(mysql_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
-    opened = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    opened = source_of(mysql_database)
     yield opened
     await opened.close()
 

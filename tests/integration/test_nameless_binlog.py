@@ -11,11 +11,18 @@ import pytest
 from databus.common.config import DatabaseConfig
 from databus.common.frame.frame_format import Op
 from databus.relay.processes.fetcher import Fetcher
-from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_stopped_tables import dump, in_database, rows_of, session, warned_of
 from tests.support.capture import capturing, database_config, stored_resume_state, streaming
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
-from tests.support.mariadb_stream import Streamed, mariadb_config, opened, opened_on, read_to_end
+from tests.support.mariadb_stream import (
+    Streamed,
+    mariadb_config,
+    opened,
+    opened_on,
+    read_to_end,
+    source_of,
+)
+from tests.support.opened_source import open_source
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -147,8 +154,7 @@ async def test_tables_that_change_names_are_suspended_until_they_are_read_as_wha
         start = await source.first_scn()
         database.execute("INSERT INTO a VALUES (1, 2)")
         database.execute("INSERT INTO b VALUES (3, 4)")
-        again = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-        await again.open()
+        again = await open_source(source_of(database))
         events = (await read_to_end(again, start)).events()
         await again.close()
     assert [(e.source, e.after) for e in events] == [

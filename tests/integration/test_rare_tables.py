@@ -11,6 +11,7 @@ from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, opened_on, read_to_end
+from tests.support.opened_source import open_source
 
 
 async def test_a_year_of_two_digits_is_the_same_in_the_stream_and_in_a_dump(
@@ -97,8 +98,7 @@ async def test_a_merge_table_that_is_gone_again_has_suspended_the_tables_of_its_
     columns = "(id INT PRIMARY KEY, v INT) ENGINE ="
     for table in ("good", "part", "other"):
         database.execute(f"CREATE TABLE {table} {columns} MyISAM")
-    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
-    await source.open()
+    source = await open_source(MySqlSource(mariadb_config(database.url, f"{name}.*")))
     elsewhere = f"{name}_x"
     try:
         start = await source.first_scn()

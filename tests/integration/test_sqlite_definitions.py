@@ -16,6 +16,7 @@ from databus.relay.dumps.dump_records import new_dump
 from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.opened_source import open_source
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -369,8 +370,7 @@ async def test_what_a_definition_did_is_not_forgotten_by_a_relay_that_dies_at_on
     shop: sqlite3.Connection, tmp_path: Path
 ) -> None:
     config = configured(tmp_path / "shop.db")
-    first = SqliteSource(config)
-    await first.open()
+    first = await open_source(SqliteSource(config))
     shop.execute("INSERT INTO t VALUES (1, 1, x'00', 'x')")
     scn = await first.first_scn()
     await first.close()

@@ -25,7 +25,8 @@ from tests.support.capture import (
     streaming,
 )
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import mariadb_config, read_to_end, source_of
+from tests.support.opened_source import open_source
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -39,8 +40,7 @@ def database(database: FreshDatabase) -> FreshDatabase:
 
 @pytest.fixture
 async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
-    opened = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await opened.open()
+    opened = await open_source(source_of(database))
     yield opened
     await opened.close()
 
@@ -100,8 +100,7 @@ async def test_prepared_rows_come_with_their_commit_and_never_after_a_rollback(
         ("INSERT", 2, "one"),
         ("INSERT", 5, "one phase"),
     ]
-    plain = MySqlSource(source_config(database), use_kernels=False)
-    await plain.open()
+    plain = await open_source(MySqlSource(source_config(database), use_kernels=False))
     assert bytes((await read_to_end(plain, start)).data) == bytes(streamed.data)
     await plain.close()
     for scn in {event.scn for event in streamed.events()}:

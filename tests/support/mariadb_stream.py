@@ -122,6 +122,11 @@ def mariadb_config(
     )
 
 
+def source_of(database: FreshDatabase, **arguments: Any) -> MySqlSource:
+    """A source of all tables of a database, not open yet."""
+    return MySqlSource(mariadb_config(database.url, f"{database.name}.*"), **arguments)
+
+
 def opened(config: DatabaseConfig) -> AbstractAsyncContextManager[MySqlSource]:
     """A source that is open, and closed afterwards."""
     return opened_source(MySqlSource(config))

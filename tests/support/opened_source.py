@@ -21,6 +21,12 @@ async def opened_source(source: S) -> AsyncIterator[S]:
         await source.close()
 
 
+async def open_source(source: S) -> S:
+    """The same source, open; the test closes it."""
+    await source.open()
+    return source
+
+
 async def opened_scn(source: Source) -> int:
     """Open a source; the SCN after which a stream of it begins."""
     await source.open()

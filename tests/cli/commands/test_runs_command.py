@@ -80,20 +80,22 @@ def test_the_same_is_given_as_json(databus: Any, config: Path) -> None:
     assert document["applies"][0]["tier"] == 2
 
 
-def test_a_store_without_databases_says_so(databus: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ('[bootstrap]\ndata_dir = "data"\n', 0, "holds no database yet"),
+        ("[relay]\n", 2, "no [bootstrap] section"),
+    ],
+    ids=["a store without databases", "a file without the section"],
+)
+def test_without_a_stored_database_the_reason_is_named(
+    databus: Any, tmp_path: Path, text: str, code: int, said: str
+) -> None:
     path = tmp_path / "databus.toml"
-    path.write_text('[bootstrap]\ndata_dir = "data"\n')
+    path.write_text(text)
     done = databus("runs", "-c", path)
-    assert done.code == 0
-    assert "holds no database yet" in done.out
-
-
-def test_a_file_without_the_section_is_refused(databus: Any, tmp_path: Path) -> None:
-    path = tmp_path / "databus.toml"
-    path.write_text("[relay]\n")
-    done = databus("runs", "-c", path)
-    assert done.code == 2
-    assert "no [bootstrap] section" in done.err
+    assert done.code == code
+    assert said in (done.err if code else done.out)
 
 
 def test_a_damaged_run_is_found_when_asked_for_and_the_applier_is_shown(

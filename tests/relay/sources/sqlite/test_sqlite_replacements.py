@@ -15,6 +15,7 @@ from databus.common.errors import PreflightFailed, UnsupportedChange
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
+from tests.support.opened_source import open_source
 from tests.support.sqlite_source import Reader, config
 
 TABLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b INT, c REAL);"
@@ -141,8 +142,7 @@ async def test_what_replace_removes_through_any_unique_index_is_deleted(
 ) -> None:
     writer.executescript(SHAPES[shape])
     writer.execute(f"PRAGMA recursive_triggers = {is_recursive}")
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     reader = Reader(source, 1)
     copy: dict[str, Any] = {}
     random_ = random.Random(f"{shape} {is_recursive}")
@@ -196,8 +196,7 @@ async def test_migrations_of_an_indexed_table_never_fail(
         if "th;" in migration
         else definition
     )
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     await source.close()
     writer.execute("INSERT INTO t VALUES (1, 'a', 1, 1)")
     writer.executescript(f"BEGIN; {migration}; COMMIT" if is_one else migration)
@@ -213,8 +212,7 @@ async def test_without_the_index_no_write_reads_the_table(
 ) -> None:
     """The condition of a lookup is false, so that SQLite does not begin to look for rows."""
     writer.executescript(SHAPES["another collation"])
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     await source.close()
     writer.execute("INSERT INTO t VALUES (1, 'a', 1, 1)")
     writer.execute("INSERT OR IGNORE INTO t VALUES (2, 'A', 1, 1)")
@@ -260,8 +258,7 @@ async def test_a_unique_index_that_was_made_meanwhile_suspends_the_table_if_it_w
 ) -> None:
     writer.executescript(TABLE + "CREATE TABLE u (id INTEGER PRIMARY KEY, c INT);")
     writer.executescript("CREATE INDEX ui ON u (c); INSERT INTO t VALUES (1, 'a', 1, 1)")
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     writer.execute("INSERT INTO t VALUES (2, 'b', 2, 2)")
     await Reader(source, 1).until(log.last_id(writer))
     await source.close()
@@ -297,8 +294,7 @@ async def test_a_brief_unique_index_is_not_hidden_by_other_definitions_that_chan
         "CREATE VIRTUAL TABLE words USING fts5(word);"
         "INSERT INTO u VALUES (1, 1, 1, 1); INSERT INTO t VALUES (1, 'a', 1, 1);"
     )
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     writer.execute("INSERT INTO t VALUES (2, 'b', 2, 2)")
     reader = Reader(source, 1)
     await reader.until(log.last_id(writer))
@@ -321,8 +317,7 @@ async def test_replaced_rows_of_a_large_window_are_the_same_after_a_restart(
     path: Path, writer: sqlite3.Connection
 ) -> None:
     writer.executescript(SHAPES["a column"])
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     await Reader(source, 1).until(1)
     writer.execute("BEGIN")
     writer.execute("INSERT INTO t VALUES (0, 'first', 0, 0)")
@@ -334,8 +329,7 @@ async def test_replaced_rows_of_a_large_window_are_the_same_after_a_restart(
     first = await anext(source.stream(1))
     writer.execute("INSERT INTO t VALUES (0, 'again', 0, 0)")
     await source.close()
-    again = SqliteSource(config(path))
-    await again.open()
+    again = await open_source(SqliteSource(config(path)))
     reader = Reader(again, 1)
     copy: dict[str, Any] = {}
     applied(copy, await reader.until(last))
@@ -349,8 +343,7 @@ async def test_rows_of_a_statement_that_ended_early_come_at_once_and_their_ids_s
 ) -> None:
     """SQLite has not recorded the id of the last one in ``sqlite_sequence`` then."""
     writer.executescript(TABLE)
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     with pytest.raises(sqlite3.IntegrityError):
         writer.execute("INSERT OR FAIL INTO t VALUES (1, 'a', 1, 1), (1, 'b', 2, 2)")
     reader = Reader(source, 1)
@@ -453,8 +446,7 @@ async def test_if_every_writer_sets_recursive_triggers_a_brief_index_suspends_no
     path: Path, writer: sqlite3.Connection
 ) -> None:
     writer.executescript(TABLE + "PRAGMA recursive_triggers = ON")
-    source = SqliteSource(config(path, recursive_triggers=True))
-    await source.open()
+    source = await open_source(SqliteSource(config(path, recursive_triggers=True)))
     await source.close()
     writer.executescript("CREATE UNIQUE INDEX ta ON t (a); INSERT INTO t VALUES (1, 'a', 1, 1)")
     writer.executescript("REPLACE INTO t VALUES (2, 'a', 2, 2); DROP INDEX ta")
@@ -489,8 +481,7 @@ async def test_if_every_writer_sets_recursive_triggers_a_legacy_rename_fails_no_
     path: Path, writer: sqlite3.Connection
 ) -> None:
     writer.executescript(SHAPES["a column"])
-    source = SqliteSource(config(path, recursive_triggers=True))
-    await source.open()
+    source = await open_source(SqliteSource(config(path, recursive_triggers=True)))
     await source.close()
     writer.executescript("PRAGMA legacy_alter_table = ON; ALTER TABLE t RENAME TO u")
     writer.execute("REPLACE INTO u VALUES (1, 'a', 1, 1)")
@@ -504,8 +495,7 @@ async def test_a_collation_of_the_application_holds_up_no_stream_when_definition
     """Definitions that appear and disappear have the relay look at the last column's values."""
     columns = "id INTEGER PRIMARY KEY, b TEXT, a TEXT COLLATE own UNIQUE"
     writer.execute(f"CREATE TABLE t ({columns}) {end}")
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     writer.execute("INSERT INTO t VALUES (1, 'b', 'a')")
     await source.close()
     writer.executescript("CREATE VIEW v AS SELECT 1; DROP VIEW v")
@@ -524,8 +514,7 @@ async def test_a_table_whose_key_has_a_collation_of_the_application_is_dumped(
     path: Path, writer: sqlite3.Connection
 ) -> None:
     writer.executescript(SHAPES["own collation of the key"])
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     keys = ["B", "a", "c", "D"]
     for key in keys:
         writer.execute("INSERT INTO t (id) VALUES (?)", (key,))

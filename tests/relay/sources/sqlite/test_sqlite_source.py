@@ -24,6 +24,7 @@ from databus.common.frame.frame_format import Op
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.sqlite import sqlite_log
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
+from tests.support.opened_source import open_source
 from tests.support.sqlite_source import TABLES, Reader, batches_until, config, read
 
 
@@ -127,8 +128,7 @@ async def test_a_large_window_is_cut_the_same_way_after_a_restart(
     assert frame_format.scan(first.data).op.tolist().count(Op.END_OF_WINDOW) == 0
     writer.execute("INSERT INTO item (id) VALUES (100000)")
     await source.close()
-    again = SqliteSource(config(path))
-    await again.open()
+    again = await open_source(SqliteSource(config(path)))
     reader = Reader(again, 0)
     await reader.until(9002)
     await again.close()
@@ -268,8 +268,7 @@ async def test_a_restart_after_any_scn_gives_the_same_frames(
 async def test_a_pruned_or_shortened_log_is_named_and_never_skipped(
     path: Path, writer: sqlite3.Connection
 ) -> None:
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     writer.execute("BEGIN")
     for number in range(6000):
         writer.execute("INSERT INTO item (id) VALUES (?)", (number,))
@@ -290,8 +289,7 @@ async def test_a_log_that_cannot_be_pruned_now_blocks_no_writer(
 ) -> None:
     monkeypatch.setattr(sqlite_log, "connect", functools.partial(sqlite_log.connect, busy_ms=1))
     writer.execute("PRAGMA journal_mode = DELETE")
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     writer.execute("BEGIN")
     for number in range(6000):
         writer.execute("INSERT INTO item (id) VALUES (?)", (number,))
@@ -311,8 +309,7 @@ async def test_a_log_that_cannot_be_pruned_now_blocks_no_writer(
 
 
 async def test_a_closed_source_can_be_queried_again(path: Path) -> None:
-    source = SqliteSource(config(path))
-    await source.open()
+    source = await open_source(SqliteSource(config(path)))
     await source.close()
     with pytest.raises(SourceUnavailable, match="was closed"):
         await source.read_chunk(ChunkRequest("main.item", 10))
@@ -335,8 +332,7 @@ async def test_the_clock_is_the_files_own(path: Path, tmp_path: Path, source: Sq
 async def test_tables_left_out_are_not_logged_at_all(
     path: Path, writer: sqlite3.Connection
 ) -> None:
-    source = SqliteSource(config(path, "main.item"))
-    await source.open()
+    source = await open_source(SqliteSource(config(path, "main.item")))
     writer.execute("INSERT INTO line VALUES (1, 'secret', 5)")
     writer.execute("INSERT INTO item (id) VALUES (1)")
     assert [event[1] for event in await read(source)] == ["main.item"]
@@ -394,8 +390,7 @@ async def test_a_value_of_another_type_suspends_its_table_alone_and_is_not_deliv
     writer.execute("DROP TABLE line")
     # SQLite takes null in such a key.
     writer.execute("CREATE TABLE line (shop INT, code TEXT, qty INT, PRIMARY KEY (shop, code))")
-    source = SqliteSource(config(path), use_kernel=use_kernel)
-    await source.open()
+    source = await open_source(SqliteSource(config(path), use_kernel=use_kernel))
     reader = Reader(source, 0)
     for number in range(2):
         writer.execute("BEGIN")
@@ -428,8 +423,7 @@ async def test_a_database_in_another_encoding_is_read(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("PRAGMA encoding = 'UTF-16le'")
         writer.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
-        source = SqliteSource(config(path))
-        await source.open()
+        source = await open_source(SqliteSource(config(path)))
         writer.execute("INSERT INTO t VALUES (1, 'hé😀')")
         assert [event[-1] for event in await read(source)] == [{"id": 1, "v": "hé😀"}]
         writer.execute("ALTER TABLE t ADD COLUMN w TEXT")
