@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 from databus.client.application.frame_blocks import Block
 from databus.client.application.json_documents import Convert, converters
+from databus.client.application.row_columns import RowColumns
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, UnknownSchema
 from databus.common.frame.frame_format import OP_LETTERS, Flag, FrameView, Op
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 
 Mode = Literal["online", "bootstrap"]
+_LEAST_AHEAD = 8
+_MOST_AHEAD = 512
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -27,7 +30,7 @@ class Decoding:
         I1. A reader schema that the application chose is always used.  Otherwise values of a
             bootstrap come in the current version of their source; values of a relay in the
             current one if it has all columns of the version that they were written with.  In all
-            other cases, and if Avro cannot resolve one into the other, they come as written.
+            other cases they come as written.
 
     Owner: the client; one for all events.
     """
@@ -44,7 +47,11 @@ class Decoding:
         self.schemas = schemas
         self._chosen = dict(chosen or {})
         self._objects = objects
-        self._unresolvable: set[tuple[int, int]] = set()
+        self._columns: dict[int, RowColumns] = {}
+        # By fingerprint, the revision of the schemas at which the version was its source's reader.
+        self._as_written: dict[int, int] = {}
+        self._ahead_rows = 1
+        self._ahead_count = self._taken_count = 0
         self._converters: dict[int, tuple[tuple[str, Convert], ...]] = {}
 
     def reader_of(self, source: str) -> SourceSchema:
@@ -58,32 +65,87 @@ class Decoding:
             raise UnknownSchema(f"no schema of {source} is known in database {self.database}")
         return reader
 
-    def row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
-        """A row's values by column name."""
-        row = self._row(writer, data, mode)
-        if self._objects:
-            found = self._converters.get(writer.fingerprint)
-            if found is None:
-                found = self._converters[writer.fingerprint] = converters(writer)
-            for name, convert in found:
-                text = row.get(name)
-                if isinstance(text, str):
-                    row[name] = convert(text)
+    def value(self, block: Block, index: int, mode: Mode) -> dict[str, Any] | None:
+        """The row after the change by column name, without the columns that are absent.
+
+        A caller that asks for one row after the other gets rows that were decoded together.
+        """
+        row = block.values.pop(index, None)
+        if row is not None:
+            self._taken_count += 1
+        else:
+            row = self._decode_ahead(block, index)
+        fingerprint = block.schema_fps[index]
+        if row is None:
+            view = block.frame(index)
+            after = view.after
+            if after is None:
+                return None
+            writer = self.schemas.by_fingerprint(fingerprint)
+            row = self.row(writer, after, mode)
+            if view.absent_len:
+                for name in writer.absent_names(view.absent):
+                    row.pop(name, None)
+        elif self._as_written.get(fingerprint) != self.schemas.revision:
+            row = self._resolved(self.schemas.by_fingerprint(fingerprint), row, mode)
         return row
 
-    def _row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
+    def row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
+        """A row's values by column name."""
+        row = writer.decode_row(data)
+        self._convert(writer, row)
+        return self._resolved(writer, row, mode)
+
+    def _decode_ahead(self, block: Block, index: int) -> dict[str, Any] | None:
+        """Decode a row together with those after it; None if it has to be decoded alone.
+
+        The number grows while most of the rows that were decoded ahead are asked for.
+        """
+        is_used = 2 * self._taken_count >= self._ahead_count
+        self._ahead_rows = min(4 * self._ahead_rows, _MOST_AHEAD) if is_used else 1
+        self._taken_count = self._ahead_count = 0
+        if min(self._ahead_rows, block.count - index) < _LEAST_AHEAD:
+            return None
+        indices, starts, stops = block.whole_rows(index, self._ahead_rows)
+        if len(indices) < _LEAST_AHEAD:
+            return None
+        writer = self.schemas.by_fingerprint(block.schema_fps[index])
+        columns = self._columns.get(writer.fingerprint)
+        if columns is None:
+            columns = self._columns[writer.fingerprint] = RowColumns(writer)
+        try:
+            rows = columns.rows(block.data, starts, stops)
+        except FormatError:
+            # The row itself may be whole.  Who asks for the wrong one gets the error.
+            self._ahead_rows = 1
+            return None
+        for row in rows:
+            self._convert(writer, row)
+        block.values.update(zip(indices.tolist(), rows, strict=True))
+        self._ahead_count = len(rows) - 1
+        return block.values.pop(index, None)
+
+    def _convert(self, writer: SourceSchema, row: dict[str, Any]) -> None:
+        """Replace the text of documents and arrays by objects."""
+        found = self._converters.get(writer.fingerprint)
+        if found is None:
+            found = converters(writer) if self._objects else ()
+            self._converters[writer.fingerprint] = found
+        for name, convert in found:
+            text = row[name]
+            if isinstance(text, str):
+                row[name] = convert(text)
+
+    def _resolved(self, writer: SourceSchema, row: dict[str, Any], mode: Mode) -> dict[str, Any]:
+        """The row in the columns of the version that I1 names."""
+        revision = self.schemas.revision
         reader = self.reader_of(writer.source)
         if reader.fingerprint == writer.fingerprint:
-            return writer.decode_row(data)
-        pair = (writer.fingerprint, reader.fingerprint)
-        if writer.source in self._chosen:
-            return writer.decode_row(data, reader)
-        if pair not in self._unresolvable and (mode == "bootstrap" or _has_all(reader, writer)):
-            try:
-                return writer.decode_row(data, reader)
-            except FormatError:
-                self._unresolvable.add(pair)
-        return writer.decode_row(data)
+            self._as_written[writer.fingerprint] = revision
+            return row
+        if writer.source in self._chosen or mode == "bootstrap" or _has_all(reader, writer):
+            return {column.name: row.get(column.name) for column in reader.columns}
+        return row
 
 
 def _has_all(reader: SourceSchema, writer: SourceSchema) -> bool:
@@ -228,15 +290,8 @@ class Event:
     @property
     def value(self) -> dict[str, Any] | None:
         """The row after the change, without ``absent`` columns; None after a delete."""
-        view = self._view
-        after = view.after
-        if after is None:
-            return None
-        row = self.window.decoding.row(self.schema, after, self.window.mode)
-        if view.absent_len:
-            for name in self.absent:
-                row.pop(name, None)
-        return row
+        window = self.window
+        return window.decoding.value(self._block, self._index, window.mode)
 
     @property
     def before(self) -> dict[str, Any] | None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from databus.common.checkpoint import Position
+from databus.common.compiled.kernels import I64Array
 from databus.common.errors import FormatError, from_problem
 from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
+    HEADER_BYTES,
+    Flag,
     FrameColumns,
     FrameView,
     Op,
@@ -23,6 +28,8 @@ from databus.common.frame.frame_format import (
     trusted_frame,
 )
 from databus.common.frame.window_builder import require_chain
+
+_Afters: TypeAlias = "tuple[I64Array, I64Array, I64Array, npt.NDArray[np.uint64]]"
 
 
 class Block:
@@ -33,11 +40,13 @@ class Block:
         I2. ``first`` is how many frames the reader got before this block.
         I3. In a block of a relay positions grow (those of heartbeats may repeat).
 
-    Owner: made by the puller, then read only.
+    Owner: made by the puller, then read only; but for ``values``, which ``Decoding`` fills and
+        takes from, in any thread.
     Raises: FormatError if I3 does not hold.
     """
 
     __slots__ = (
+        "_afters",
         "_columns",
         "_key_hashes",
         "_run_ends",
@@ -54,6 +63,7 @@ class Block:
         "seqs",
         "size_bytes",
         "source_ids",
+        "values",
     )
 
     def __init__(self, data: bytes | memoryview, *, first: int = 0, bootstrap: bool) -> None:
@@ -82,6 +92,9 @@ class Block:
         self._window_ends: list[int] = ends.tolist()
         self._columns = columns
         self._key_hashes: list[int] | None = None
+        self._afters: _Afters | None = None
+        self.values: dict[int, dict[str, Any]] = {}
+        """Rows that were decoded together with others and not asked for yet, by index."""
 
     @property
     def key_hashes(self) -> list[int]:
@@ -106,6 +119,24 @@ class Block:
     def frame(self, index: int) -> FrameView:
         """A frame."""
         return trusted_frame(self.data, self.offsets[index])
+
+    def whole_rows(self, index: int, most: int) -> tuple[I64Array, I64Array, I64Array]:
+        """Indices, starts and stops in ``data`` of row ``index`` and those after it, ``most`` rows.
+
+        They have one schema, and all columns of the row after the change.  The arrays are empty
+        if ``index`` is no such row.
+        """
+        if self._afters is None:
+            self._afters = _afters(self._columns)
+        indices, starts, stops, schema_fps = self._afters
+        at = int(np.searchsorted(indices, index))
+        piece = slice(at, at + most)
+        same = schema_fps[piece] == self.schema_fps[index]
+        if not same.size or indices[at] != index:
+            piece = slice(0, 0)
+        elif not same.all():
+            piece = slice(at, at + int(np.argmin(same)))
+        return indices[piece], starts[piece], stops[piece]
 
     def frames_from(self, index: int) -> memoryview:
         """The bytes of frame ``index`` and all after it."""
@@ -156,6 +187,17 @@ class Block:
         if index < 0:
             return
         raise from_problem(control_json(self, index))
+
+
+def _afters(columns: FrameColumns) -> _Afters:
+    """All rows of a block that have every column of the row after the change."""
+    wanted = (columns.op < FIRST_CONTROL_OP) & (
+        (columns.flags & (Flag.HAS_AFTER | Flag.PARTIAL)) == Flag.HAS_AFTER
+    )
+    indices = np.flatnonzero(wanted)
+    starts = columns.offset + HEADER_BYTES + columns.key_len + columns.before_len
+    stops = starts + columns.after_len
+    return indices, starts[indices], stops[indices], columns.schema_fp[indices]
 
 
 def control_json(block: Block, index: int) -> dict[str, object]:
