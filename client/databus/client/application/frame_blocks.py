@@ -51,6 +51,7 @@ class Block:
         "_key_hashes",
         "_run_ends",
         "_window_ends",
+        "_window_rows",
         "bootstrap",
         "count",
         "data",
@@ -90,6 +91,10 @@ class Block:
         self.has_control = bool((kinds < 0).any())
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
         self._window_ends: list[int] = ends.tolist()
+        # Where the rows begin that stand before each of them, without a control frame between.
+        controls = np.flatnonzero(kinds < 0)
+        before = np.searchsorted(controls, ends)
+        self._window_rows: list[int] = np.concatenate(([0], controls + 1))[before].tolist()
         self._columns = columns
         self._key_hashes: list[int] | None = None
         self._afters: _Afters | None = None
@@ -107,6 +112,15 @@ class Block:
         """The index of the next end of window at or after ``index``; -1 if not in the block."""
         at = bisect_left(self._window_ends, index)
         return self._window_ends[at] if at < len(self._window_ends) else -1
+
+    def whole_window(self, index: int) -> int:
+        """The index of the end of the window that begins at ``index``, if all frames between are
+        rows of it; -1 otherwise."""
+        at = bisect_left(self._window_ends, index)
+        if at == len(self._window_ends) or index < self._window_rows[at]:
+            return -1
+        end = self._window_ends[at]
+        return end if index < end and self.scns[index] == self.scns[end] else -1
 
     def run_end(self, index: int) -> int:
         """Where the run of rows of one source that ``index`` lies in ends."""

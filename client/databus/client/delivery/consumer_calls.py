@@ -39,12 +39,8 @@ from databus.common.errors import (
 
 log = logging.getLogger("databus.client")
 
-_ANNOUNCEMENTS = (
-    Call.START_SEQUENCE,
-    Call.START_SOURCE,
-    Call.END_SOURCE,
-    Call.END_SEQUENCE,
-    Call.TABLE_STATE,
+_OF_WINDOWS = frozenset(
+    (Call.START_SEQUENCE, Call.START_SOURCE, Call.END_SOURCE, Call.END_SEQUENCE)
 )
 _YIELD_S = 0.02
 _MOST_IN_FLIGHT = 10_000
@@ -106,9 +102,11 @@ class Delivery:
         self._yielded_s = 0.0
         self._left_out = frozenset(
             call
-            for call in _ANNOUNCEMENTS
-            if getattr(type(self.consumer), call.value) is getattr(Consumer, call.value)
+            for call in (*_OF_WINDOWS, Call.TABLE_STATE, Call.CHECKPOINT)
+            if getattr(getattr(self.consumer, call.value), "__func__", None)
+            is getattr(Consumer, call.value)
         )
+        self._takes_whole = self.options.dispatch == "serial" and self._left_out >= _OF_WINDOWS
         self.rollback_count = 0
         self.checkpoint: Checkpoint | None = self.dispatcher.mark.checkpoint
 
@@ -183,7 +181,11 @@ class Delivery:
             ) and await self._settle_deferred():
                 continue
             # No await from here to the call: otherwise an event could fail before a checkpoint.
-            due = dispatcher.next(time.monotonic())
+            now_s = time.monotonic()
+            if self._takes_whole and (events := dispatcher.open_whole(now_s)) is not None:
+                await self._deliver_whole(events)
+                continue
+            due = dispatcher.next(now_s)
             if due is None:
                 await self._wait(pulling)
             elif due.call is Call.ROLLBACK:
@@ -216,6 +218,24 @@ class Delivery:
             await self._failed(error)
             return
         self.dispatcher.done(due, time.monotonic(), result)
+
+    async def _deliver_whole(self, events: list[Event] | None) -> None:
+        """Deliver windows that have arrived whole, until something else is due."""
+        dispatcher = self.dispatcher
+        try:
+            while events is not None:
+                result = await self._deliver_run(events)
+                due = dispatcher.close_whole(len(events), time.monotonic(), result)
+                if due is not None:
+                    result = await self._take_checkpoint(due)
+                    dispatcher.done(due, time.monotonic(), result)
+                if self._is_stopping:
+                    return
+                events = dispatcher.open_whole(time.monotonic())
+        except _HALTING:
+            raise
+        except Exception as error:
+            await self._failed(error)
 
     async def _failed(self, error: BaseException) -> None:
         """Wait for events in flight, store the checkpoint that is complete, and roll back."""
@@ -251,12 +271,10 @@ class Delivery:
         return await self._call(function, due.source, due.schema)
 
     async def _events(self, due: Due) -> Result:
+        events = due.events()
         if self.options.dispatch == "serial":
-            try:
-                return await self._deliver_run(due)
-            except asyncio.CancelledError as error:
-                _raise_as_failure("onDataEvent", error)
-        key_workers, events = self._key_workers, due.events()
+            return await self._deliver_run(events)
+        key_workers = self._key_workers
         if any(event.op == "t" for event in events):
             # A truncate concerns every key: no other event may be in flight.
             await key_workers.drain()
@@ -272,41 +290,45 @@ class Delivery:
             raise key_workers.failure
         return Result.SUCCESS
 
-    async def _deliver_run(self, due: Due) -> Result:
-        """Deliver the events of one run, one after another, on the loop."""
+    async def _deliver_run(self, events: list[Event]) -> Result:
+        """Deliver events one after another, on the loop."""
         function, budget_s = self.consumer.onDataEvent, self._budget_s
         strongest = Result.SUCCESS
         now_s = time.monotonic
         began_s = now_s()
-        for event in due.events():
-            answer: Any = function(event)
-            if answer is not None and answer is not Result.SUCCESS:
-                if inspect.isawaitable(answer):
-                    answer = await self._in_budget("onDataEvent", answer)
-                result = _checked_result("onDataEvent", answer)
-                if result is not Result.SUCCESS:
-                    strongest = result
-            ended_s = now_s()
-            if budget_s is not None and ended_s - began_s > budget_s:
-                self._check_budget("onDataEvent", began_s)
-            began_s = ended_s
-            if ended_s - self._yielded_s > _YIELD_S:
-                await self._yield()
-                if self._is_stopping:
-                    raise _Stopped
-                began_s = now_s()
+        try:
+            for event in events:
+                answer: Any = function(event)
+                if answer is not None and answer is not Result.SUCCESS:
+                    if inspect.isawaitable(answer):
+                        answer = await self._in_budget("onDataEvent", answer)
+                    result = _checked_result("onDataEvent", answer)
+                    if result is not Result.SUCCESS:
+                        strongest = result
+                ended_s = now_s()
+                if budget_s is not None and ended_s - began_s > budget_s:
+                    self._check_budget("onDataEvent", began_s)
+                began_s = ended_s
+                if ended_s - self._yielded_s > _YIELD_S:
+                    await self._yield()
+                    if self._is_stopping:
+                        raise _Stopped
+                    began_s = now_s()
+        except asyncio.CancelledError as error:
+            _raise_as_failure("onDataEvent", error)
         return strongest
 
     async def _take_checkpoint(self, due: Due) -> Result:
         assert due.mark is not None
         checkpoint = due.mark.checkpoint
         assert checkpoint is not None
-        try:
-            result = await self._call(self.consumer.onCheckpoint, checkpoint)
-        except (CheckpointMoved, UsageError) as error:  # to repeat the window would not help
-            raise _NotStored(error) from error
-        if result is Result.SKIP_CHECKPOINT:
-            return result
+        if Call.CHECKPOINT not in self._left_out:
+            try:
+                result = await self._call(self.consumer.onCheckpoint, checkpoint)
+            except (CheckpointMoved, UsageError) as error:  # to repeat the window would not help
+                raise _NotStored(error) from error
+            if result is Result.SKIP_CHECKPOINT:
+                return result
         await self._save(checkpoint)
         return Result.SUCCESS
 

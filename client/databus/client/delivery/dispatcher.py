@@ -43,7 +43,7 @@ class Call(enum.Enum):
     """Not a callback: the buffer no longer has the frames after the checkpoint; read them again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DispatchMark:
     """A point for a rollback: a checkpoint, and how many frames lie before it."""
 
@@ -120,6 +120,7 @@ class Dispatcher:
         self._failure: Due | None = None
         self._restream = False
         self._window: Window | None = None
+        self._whole_end: tuple[Block, int] | None = None
         self._source_id: int | None = None
         self._source = ""
         self._schema: SourceSchema | None = None
@@ -167,6 +168,55 @@ class Dispatcher:
             due = self._control(block, index)
             if due is not None:
                 return due
+
+    def open_whole(self, now_s: float) -> list[Event] | None:
+        """The events of the next window, if the buffer has all of it and nothing else is due.
+
+        Instead of ``next``, for a consumer that gets none of a window's other calls; followed by
+        ``close_whole`` or ``failed``.
+        """
+        buffer = self._buffer
+        if (
+            self._window is not None
+            or self._failure is not None
+            or self._restream
+            or self._unreported
+            or buffer.is_cut
+            or buffer.reported is not None
+            or (self._candidate is not None and self._is_due(now_s, idle=False))
+        ):
+            return None
+        here = buffer.here()
+        if here is None or here[0].bootstrap:
+            return None
+        block, index = here
+        end = block.whole_window(index)
+        if end < 0:
+            return None
+        self.mode = "online"
+        window = self._window = Window(self._decoding, "online", block, index)
+        window.ended_by(block, end)
+        self._candidate = None
+        self._whole_end = block, end
+        buffer.give(end - index)
+        return [Event(block, row, window) for row in range(index, end)]
+
+    def close_whole(self, event_count: int, now_s: float, result: Result) -> Due | None:
+        """The window of ``open_whole`` succeeded.  Returns the checkpoint if one is due now."""
+        if result is Result.CHECKPOINT:
+            self._forced = True
+        elif result is Result.SKIP_CHECKPOINT:
+            self._skipped = True
+        assert self._whole_end is not None
+        block, end = self._whole_end
+        self._window = None
+        self.event_count += event_count
+        self.window_count += 1
+        self._buffer.advance(event_count + 1)
+        self._passed(block.position(end), is_progress_only=False)
+        if self._candidate is not None and self._is_due(now_s, idle=False):
+            return self._due_mark()
+        return None
 
     def checkpoint_due_s(self) -> float | None:
         """When ``next`` will return a checkpoint without a further frame; None for never."""

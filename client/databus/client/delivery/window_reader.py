@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, Self, TypeVar
 from databus.client.application.consumer import Result
 from databus.client.application.events import Event, Mode, Window
 from databus.client.checkpoints.checkpoint_stores import CheckpointStore
-from databus.client.delivery.dispatcher import Call, Dispatcher
+from databus.client.delivery.dispatcher import Call, Dispatcher, Due
 from databus.client.pulling.raw_windows import wait_for_either
 from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.common.checkpoint import Checkpoint
@@ -22,7 +21,7 @@ from databus.common.errors import DatabusError, InternalError, UsageError
 from databus.common.table_state import TableState
 
 T = TypeVar("T")
-_BATCH_EVENTS = 4096
+_BATCH_EVENTS = 64  # More at once live long enough that Python's garbage collector costs twice.
 _LOOK_AGAIN_S = 0.05
 _ENDED = (
     "the iteration has ended: the events of its last window that were not in memory cannot be "
@@ -43,6 +42,8 @@ class PulledWindow:
     further events, or a ``commit``, is an InternalError then.
     """
 
+    __slots__ = ("_loaded", "_reader", "_window", "checkpoint", "is_whole", "table_states")
+
     def __init__(
         self, reader: WindowReader, window: Window, table_states: tuple[TableState, ...] = ()
     ) -> None:
@@ -50,7 +51,7 @@ class PulledWindow:
         self._window = window
         self.table_states = table_states
         """Tables whose state has changed since the window before."""
-        self._loaded: deque[list[Event]] = deque()
+        self._loaded: list[Event] = []
         self.is_whole = False
         self.checkpoint: Checkpoint | None = None
 
@@ -112,10 +113,14 @@ class PulledWindow:
 
     def add(self, run: list[Event]) -> None:
         """The reader has loaded some events."""
-        self._loaded.append(run)
+        if self._loaded:
+            self._loaded += run
+        else:
+            self._loaded = run
 
     def _next_loaded(self) -> list[Event] | None:
-        return self._loaded.popleft() if self._loaded else None
+        loaded, self._loaded = self._loaded, []
+        return loaded or None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -186,6 +191,11 @@ class WindowReader:
         idle_since_s = time.monotonic()
         loaded = 0
         while loaded < _BATCH_EVENTS and not self._is_stopping:
+            whole = self.dispatcher.open_whole(time.monotonic())
+            if whole is not None:
+                found.append(self._take_whole(whole))
+                loaded += len(whole)
+                continue
             before = self._opened()
             moved, events = await self._try_step()
             opened = self._opened()
@@ -245,28 +255,43 @@ class WindowReader:
         dispatcher.done(due, now_s, Result.CHECKPOINT if is_end else Result.SUCCESS)
         if due.call is Call.START_SEQUENCE:
             assert due.window is not None
-            self._open = PulledWindow(self, due.window, tuple(self._table_states))
-            self._table_states.clear()
+            self._open = self._pulled(due.window)
         elif due.call is Call.TABLE_STATE:
             assert due.table_state is not None
             self._table_states.append(due.table_state)
         elif due.call is Call.EVENTS:
             return True, due.events()
         elif is_end:
-            await self._ended()
+            self._ended()
         elif due.call is Call.CHECKPOINT:
             assert due.mark is not None
             if self._is_committed and due.mark.checkpoint is not None:
                 await self._save(due.mark.checkpoint)
         return True, None
 
-    async def _ended(self) -> None:
-        """Close the open window and store its checkpoint in it, which is due right after it."""
+    def _pulled(self, window: Window) -> PulledWindow:
+        states = tuple(self._table_states)
+        self._table_states.clear()
+        return PulledWindow(self, window, states)
+
+    def _take_whole(self, events: list[Event]) -> PulledWindow:
+        window = self._pulled(events[0].window)
+        window.add(events)
+        now_s = time.monotonic()
+        due = self.dispatcher.close_whole(len(events), now_s, Result.CHECKPOINT)
+        self._end(window, due, now_s)
+        self._last, self._is_committed = window, False
+        return window
+
+    def _ended(self) -> None:
         window, self._open = self._open, None
         assert window is not None
-        window.is_whole = True
         now_s = time.monotonic()
-        due = self.dispatcher.next(now_s)
+        self._end(window, self.dispatcher.next(now_s), now_s)
+
+    def _end(self, window: PulledWindow, due: Due | None, now_s: float) -> None:
+        """All of the window was read; its checkpoint is due right after it."""
+        window.is_whole = True
         if due is not None and due.call is Call.CHECKPOINT:
             assert due.mark is not None
             window.checkpoint = due.mark.checkpoint
