@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from databus.cli.commands import (
+    checkpoint_command,
     command_list,
     demo_command,
     export_command,
@@ -48,6 +49,7 @@ runs_command.add_to(cli)
 export_command.add_to(cli)
 verify_command.add_to(cli)
 demo_command.add_to(cli)
+cli.add_typer(checkpoint_command.cli, name="checkpoint")
 cli.add_typer(inspect_command.cli, name="inspect")
 
 

@@ -9,8 +9,7 @@ from databus.cli.commands.bootstrap_command import bootstrap
 from databus.cli.commands.check_command import check
 from databus.cli.commands.dump_command import dump
 from databus.cli.commands.relay_command import relay, reload
-from databus.cli.commands.resync_command import resync
-from databus.cli.commands.status_command import status
+from databus.cli.commands.status_command import resync, status
 from databus.cli.commands.tail_command import tail
 
 

@@ -1,4 +1,4 @@
-"""``databus status``: what relays and bootstrap servers hold."""
+"""``databus status`` and ``databus resync``: what servers hold, and the cure of a table."""
 
 from __future__ import annotations
 
@@ -22,3 +22,18 @@ def status(
     from databus.cli.console import server_status
 
     server_status.status(urls, as_json=json_)
+
+
+def resync(
+    url: Annotated[str, typer.Argument(metavar="RELAY_URL/DATABASE")],
+    table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE")],
+) -> None:
+    """Resynchronise a suspended table now; with resync = "manual" this confirms it.
+
+    Example:
+
+        databus resync http://127.0.0.1:8700/shop shop.orders
+    """
+    from databus.cli.console import server_status
+
+    server_status.resync(url, table)

@@ -2,7 +2,8 @@
 
 In reading order: ``command_options`` (the configuration file, durations), ``serving_log`` (the
 log of the commands that serve), ``http_client`` (one JSON call to a server); ``preflight_report``
-(check), ``tail_output`` (tail), ``dump_status`` (dump), ``server_status`` (status, resync).
+(check), ``tail_output`` (tail), ``dump_status`` (dump), ``server_status`` (status, resync),
+``stored_checkpoints`` (checkpoint).
 
 Imported by ``commands`` and ``demo``.
 """

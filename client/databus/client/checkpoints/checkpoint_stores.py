@@ -215,18 +215,25 @@ class LmdbCheckpoints:
         self._store: Any = None
         self._open()
 
+    def names(self) -> list[str]:
+        """The names of all consumers."""
+        return [name.decode() for name in self._entries()]
+
     def load(self) -> Checkpoint | None:
         """The checkpoint of this name."""
-        try:
-            with self._open().begin() as transaction:
-                found = dict(transaction.cursor())
-        except self._lmdb.Error as error:
-            raise StoreError(f"{self._folder / 'data.mdb'} cannot be read: {error}") from error
+        found = self._entries()
         if self._name in found:
             return decode(self._verified(self._name, found[self._name]))
         for name, value in found.items():  # a damaged name must not look like a new consumer
             self._verified(name, value)
         return None
+
+    def _entries(self) -> dict[bytes, bytes]:
+        try:
+            with self._open().begin() as transaction:
+                return dict(transaction.cursor())
+        except self._lmdb.Error as error:
+            raise StoreError(f"{self._folder / 'data.mdb'} cannot be read: {error}") from error
 
     def _verified(self, name: bytes, value: bytes) -> bytes:
         """The text of an entry; earlier versions wrote it without a CRC."""

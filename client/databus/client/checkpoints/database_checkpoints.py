@@ -249,6 +249,10 @@ class AsyncpgCheckpoints:
         """Forget the row; the next ``load`` claims it again."""
         self._held.close()
 
+    async def rows(self) -> list[StoredCheckpoint]:
+        """The checkpoints of all consumers of the table; claims none."""
+        return await self._alone("read", self._held.table.rows())
+
     async def stored(self) -> StoredCheckpoint | None:
         """The checkpoint of this consumer; does not claim it."""
         return await self._alone("read", self._held.table.row(self._held.consumer))
