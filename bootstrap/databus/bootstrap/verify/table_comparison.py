@@ -128,8 +128,8 @@ class TableDigests:
 
     def compare_key(self, schema: SourceSchema) -> None:
         """Note whether readers have rows of this definition under keys of another form."""
-        form = _key_form(schema)
-        self.has_other_keys |= any(_key_form(one) != form for one in self._schemas)
+        form = schema.key_form
+        self.has_other_keys |= any(one.key_form != form for one in self._schemas)
 
     def observe(self, columns: FrameColumns, data: memoryview, schemas: SchemaSet) -> None:
         """Take frames of the copy's state, and the schemas that they were written with.
@@ -196,11 +196,6 @@ class TableDigests:
 def _meanings(schema: SourceSchema) -> list[Any]:
     """The meaning of a row's bytes, column after column."""
     return [(column.name, column.kind, column.avro_type) for column in schema.columns]
-
-
-def _key_form(schema: SourceSchema) -> list[Any]:
-    """The meaning of a key's bytes."""
-    return [(one.kind, one.plain_avro_type, one.scale) for one in schema.key_columns]
 
 
 def row_bounds(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -469,13 +469,20 @@ class PostgresServer(PrivateServer):
 
     def drop_database(self, name: str) -> None:
         """Drop the slots first: PostgreSQL does not drop a database that has one."""
+        if not self.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]):
+            return
+        # A relay that was killed may have left a process that connects once more.
+        self.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
+            [name],
+        )
         deadline_s = time.monotonic() + _SLOTS_WITHIN_S
         while slots := self.execute(
             "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [name]
         ):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"the slots of {name} are still in use: {slots}")
-            # A relay that was killed may have left a process that connects once more.
             for _, active_pid in slots:
                 if active_pid is not None:
                     self.execute("SELECT pg_terminate_backend(%s, 5000)", [active_pid])
@@ -484,7 +491,7 @@ class PostgresServer(PrivateServer):
                 "WHERE database = %s AND active_pid IS NULL",
                 [name],
             )
-        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
     def _initialise(self) -> None:
         secret = self.directory / "password"

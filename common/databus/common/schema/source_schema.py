@@ -152,6 +152,11 @@ class SourceSchema:
         return tuple(replace(by_name[name], nullable=self.nullable_key) for name in self.key)
 
     @cached_property
+    def key_form(self) -> list[Any]:
+        """The meaning of a key's bytes, which does not depend on the names of its columns."""
+        return [(one.kind, one.plain_avro_type, one.scale) for one in self.key_columns]
+
+    @cached_property
     def row_codec(self) -> RecordCodec:
         """Codec of the whole row."""
         return RecordCodec(self.source, self.columns)

@@ -313,12 +313,17 @@ class Intake:
         if announced != schema.fingerprint and self.registry.schemas.has_several(schema.source):
             self._announce(schema)
 
-    def changed_key(self, schema: SourceSchema) -> str:
+    def changed_key(self, schema: SourceSchema, *, is_compared: bool = False) -> str:
         """Why readers have a table's rows under other keys than this definition gives; "": they
         do not.  A source cannot always see that before the next row.
+
+        ``is_compared``: the keys come from a comparison with a reader's rows by the bytes of their
+        keys, so that other names of the same columns make no difference.
         """
         known = self.registry.schemas.latest(schema.source)
         if known is None or _key_types(known) == _key_types(schema):
+            return ""
+        if is_compared and known.key_form == schema.key_form:
             return ""
         return f"its key was ({', '.join(known.key)}) and is ({', '.join(schema.key)})"
 

@@ -472,7 +472,7 @@ class TableDump:
         )
 
     def _append(self, head: _InFlightChunk, chunk: Chunk, ready: Ready, intake: Intake) -> None:
-        if why := intake.changed_key(chunk.schema):
+        if why := intake.changed_key(chunk.schema, is_compared=self._dump.keys is not None):
             # Since the dump began: readers would keep the rows under the old keys.
             raise UnsupportedChange(
                 f"{self._table.source}: {why}; dump it again", source=self._table.source
