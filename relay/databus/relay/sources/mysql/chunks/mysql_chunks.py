@@ -70,8 +70,9 @@ def read_chunk(
     for _ in range(_ATTEMPTS):
         try:
             with numbering.snapshot(connection) as snapshot:
-                wait_s = PROBE_WAIT_S if request.is_probe else LOCK_WAIT_S
-                table = _locked_table(connection, settings, request.source, wait_s)
+                table = _locked_table(
+                    connection, settings, request.source, is_probe=request.is_probe
+                )
                 return _Reader(connection, table, settings).chunk(request, snapshot)
         except ServerError as error:
             if error.number != _TABLE_CHANGED:
@@ -136,10 +137,11 @@ def write_watermark(connection: MySqlConnection, table: str, token: str) -> None
 
 
 def _locked_table(
-    connection: MySqlConnection, settings: MySqlSettings, source: str, wait_s: int = LOCK_WAIT_S
+    connection: MySqlConnection, settings: MySqlSettings, source: str, *, is_probe: bool = False
 ) -> MySqlTable:
     """The table's definition, which cannot change before the transaction ends."""
     schema, name = split_source(source)
+    wait_s = PROBE_WAIT_S if is_probe else LOCK_WAIT_S
     # For this statement alone: where information_schema stops waiting, it leaves tables out.
     connection.query(f"SET lock_wait_timeout = {wait_s}")
     try:
