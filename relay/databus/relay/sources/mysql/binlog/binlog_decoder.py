@@ -111,6 +111,7 @@ class BinlogDecoder(GroupsWithoutScn):
             EventType.XID: self._xid,
             EventType.XA_PREPARE: self._xa_prepare,
             EventType.ROTATE: self._rotate,
+            EventType.STOP: self._stop,
             EventType.FORMAT_DESCRIPTION: self._format,
             EventType.HEARTBEAT: self._heartbeat,
             EventType.HEARTBEAT_V2: self._heartbeat,
@@ -513,7 +514,12 @@ class BinlogDecoder(GroupsWithoutScn):
     def _rotate(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         if self.group is not None:
             self._forget_group(f"{self.cursor.where(header)}: the file ends")
-        self.cursor.rotate(body)
+        if not self.cursor.rotate(header, body):
+            self.suspend_crashed()
+        return True
+
+    def _stop(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        self.cursor.is_stopped = True
         return True
 
     def _format(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:

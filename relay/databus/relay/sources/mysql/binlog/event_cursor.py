@@ -17,7 +17,8 @@ class EventCursor:
         I2. The events of ``payload``, which is read before the next event of the stream, do not
             move the cursor and have no checksums.
 
-    ``checksums`` says whether the events of the stream have checksums.
+    ``checksums`` says whether the events of the stream have checksums, ``is_stopped`` whether the
+    server was shut down at the end of ``file``.
 
     Owner: the task that reads the stream.
     """
@@ -25,7 +26,7 @@ class EventCursor:
     def __init__(self) -> None:
         self.file = ""
         self.offset = self.server_offset = 0
-        self.checksums = False
+        self.checksums = self.is_stopped = False
         self.payload: Payload | PlainRows | None = None
 
     @property
@@ -43,10 +44,16 @@ class EventCursor:
             return self.payload.where
         return f"binlog {self.file or '(start)'} at {self.begin_of(header)}"
 
-    def rotate(self, body: memoryview) -> None:
-        """Continue in the file that a ROTATE event names."""
+    def rotate(self, header: Header, body: memoryview) -> bool:
+        """Continue in the file that a ROTATE event names.
+
+        False if the server wrote nothing at the end of the file before: it was not shut down.
+        """
+        before, was_stopped = self.file, self.is_stopped
         self.file, self.offset = binlog_events.read_rotate(body)
-        self.server_offset = self.offset
+        self.server_offset, self.is_stopped = self.offset, False
+        is_named = not header.flags & binlog_events.ARTIFICIAL
+        return is_named or was_stopped or before in ("", self.file)
 
     def pass_event(self, header: Header) -> None:
         """Move behind an event of the file."""

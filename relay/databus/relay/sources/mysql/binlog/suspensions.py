@@ -20,7 +20,7 @@ from databus.relay.sources.mysql.tables import changed_tables
 from databus.relay.sources.mysql.tables.cascades import is_logged
 from databus.relay.sources.mysql.tables.known_tables import KnownTables
 from databus.relay.sources.mysql.tables.mapped_table import MappedTable
-from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
+from databus.relay.sources.mysql.tables.mysql_tables import TRANSACTIONAL_ENGINES, Catalogue
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 _log = logging.getLogger(__name__)
@@ -85,6 +85,21 @@ class Suspensions(ABC):
                 _log.warning("%s: %s is suspended: %s", self.settings.name, source, table.unlogged)
                 self.suspended.suspend(source, self.progress.resolved, table.unlogged)
                 self.known.pass_over(source)
+
+    def suspend_crashed(self) -> None:
+        """Suspend the tables of engines that do not recover after a crash.
+
+        The server ended without shutting down.  Rows of such a table that the binlog has may be
+        lost, and it may have rows that the binlog lacks.
+        """
+        for source, table in self.known.catalogue.items():
+            # The server writes to the binlog that it has emptied a MEMORY table.
+            if table.engine not in TRANSACTIONAL_ENGINES and table.engine != "MEMORY":
+                self._suspend_table(
+                    source,
+                    f"the server ended without shutting down, and a table of {table.engine} may "
+                    f"since have other rows than the binlog; ALTER TABLE {source} ENGINE = InnoDB",
+                )
 
     def resume_requested(self) -> None:
         """Between two groups, resume the suspended tables that were requested."""

@@ -491,7 +491,6 @@ def _primary_key(extra: dict[int, memoryview]) -> tuple[int, ...]:
 
 PASSED_OVER = frozenset(
     {
-        EventType.STOP,
         EventType.INTVAR,
         EventType.APPEND_BLOCK,
         EventType.DELETE_FILE,
