@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Report, Run, measure, numbers, start
-from databus.client import Consumer, DatabusClient, Event
+from databus.client import Consumer, DataBatch, DatabusClient, Event
 from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
@@ -126,13 +126,25 @@ class Counting(Consumer):
             self.client.stop()
 
 
-def by_callbacks(url: str, rows: int, *, values: bool, **options: Any) -> None:
-    """Read so many rows by ``onDataEvent``.
+class CountingBatches(Counting):
+    """Takes rows in batches, as Arrow columns."""
+
+    def onDataBatch(self, batch: DataBatch) -> None:
+        self.left -= batch.arrow.num_rows
+        if not self.left:
+            assert self.client is not None
+            self.client.stop()
+
+
+def by_callbacks(
+    url: str, rows: int, *, values: bool, kind: type[Counting] = Counting, **options: Any
+) -> None:
+    """Read so many rows by ``onDataEvent``, or by ``onDataBatch``.
 
     Raises:
         RuntimeError: not all of them came.
     """
-    consumer = Counting(rows, values=values)
+    consumer = kind(rows, values=values)
     consumer.client = DatabusClient(
         database="bench",
         relays=[url],
@@ -167,6 +179,7 @@ WAYS: dict[str, Callable[[str, int], None]] = {
     "callbacks, values, a checkpoint every 0.2 s": partial(
         by_callbacks, values=True, checkpoint_every_s=0.2
     ),
+    "onDataBatch, Arrow columns": partial(by_callbacks, values=True, kind=CountingBatches),
     "windows(), values": partial(by_windows, values=True),
 }
 

@@ -20,6 +20,7 @@ from databus.client.checkpoints.database_checkpoints import (
 from databus.client.client import DatabusClient, Status
 from databus.client.delivery.window_reader import PulledWindow
 from databus.client.pulling.raw_windows import RawWindows
+from databus.client.tables.data_batch import DataBatch
 from databus.common.checkpoint import (
     BootstrapCheckpoint,
     Checkpoint,
@@ -36,6 +37,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "Consumer",
+    "DataBatch",
     "DatabaseCheckpoints",
     "DatabusClient",
     "Event",

@@ -473,24 +473,14 @@ class PostgresServer(PrivateServer):
             return
         # A relay that was killed may have left a process that connects once more.
         self.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        self.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
-            [name],
-        )
         deadline_s = time.monotonic() + _SLOTS_WITHIN_S
-        while slots := self.execute(
-            "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [name]
-        ):
+        slots = "FROM pg_replication_slots WHERE database = %s"
+        while left := self.execute(f"SELECT slot_name, active_pid {slots}", [name]):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"the slots of {name} are still in use: {slots}")
-            for _, active_pid in slots:
-                if active_pid is not None:
-                    self.execute("SELECT pg_terminate_backend(%s, 5000)", [active_pid])
-            self.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
-                "WHERE database = %s AND active_pid IS NULL",
-                [name],
-            )
+                raise RuntimeError(f"the slots of {name} are still in use: {left}")
+            self.execute(f"SELECT pg_terminate_backend(active_pid, 5000) {slots}", [name])
+            drop = f"SELECT pg_drop_replication_slot(slot_name) {slots} AND active_pid IS NULL"
+            self.execute(drop, [name])
         self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
     def _initialise(self) -> None:

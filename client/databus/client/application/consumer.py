@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from databus.client.application.events import Event, Window
 from databus.common.checkpoint import Checkpoint
@@ -26,6 +26,9 @@ class Result(enum.Enum):
     ERROR_FATAL = "error_fatal"
     """Stop at once."""
 
+
+if TYPE_CHECKING:
+    from databus.client.tables.data_batch import DataBatch
 
 Answer: TypeAlias = "Result | Awaitable[Result | None] | None"
 
@@ -122,6 +125,14 @@ class Consumer:
 
     def onDataEvent(self, event: Event) -> Answer:
         """A row was changed, or read by a dump."""
+        return None
+
+    def onDataBatch(self, batch: DataBatch) -> Answer:
+        """Many rows of one source at once; instead of ``onDataEvent``, if you override it.
+
+        The rows are those of one window or of several whole ones, and no checkpoint lies between
+        them.  The order of rows of different sources is lost between two checkpoints.
+        """
         return None
 
     def onEndSource(self, source: str, schema: SourceSchema) -> Answer:

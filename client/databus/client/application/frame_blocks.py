@@ -47,12 +47,12 @@ class Block:
 
     __slots__ = (
         "_afters",
-        "_columns",
         "_key_hashes",
         "_run_ends",
         "_window_ends",
         "_window_rows",
         "bootstrap",
+        "columns",
         "count",
         "data",
         "first",
@@ -95,7 +95,8 @@ class Block:
         controls = np.flatnonzero(kinds < 0)
         before = np.searchsorted(controls, ends)
         self._window_rows: list[int] = np.concatenate(([0], controls + 1))[before].tolist()
-        self._columns = columns
+        self.columns = columns
+        """The headers as arrays."""
         self._key_hashes: list[int] | None = None
         self._afters: _Afters | None = None
         self.values: dict[int, dict[str, Any]] = {}
@@ -105,7 +106,7 @@ class Block:
     def key_hashes(self) -> list[int]:
         """The key hash of each frame."""
         if self._key_hashes is None:
-            self._key_hashes = self._columns.key_hash.tolist()
+            self._key_hashes = self.columns.key_hash.tolist()
         return self._key_hashes
 
     def window_end(self, index: int) -> int:
@@ -121,6 +122,18 @@ class Block:
             return -1
         end = self._window_ends[at]
         return end if index < end and self.scns[index] == self.scns[end] else -1
+
+    def row_count(self, start: int) -> int:
+        """How many of the frames from ``start`` on are rows."""
+        return int(np.count_nonzero(self.columns.op[start:] < FIRST_CONTROL_OP))
+
+    def rows_by_source(self, start: int, stop: int) -> dict[int, I64Array]:
+        """The indices of the rows from ``start`` to before ``stop``, by source id."""
+        rows = start + np.flatnonzero(self.columns.op[start:stop] < FIRST_CONTROL_OP)
+        ids = self.columns.source_id[rows]
+        if not len(rows) or (ids == ids[0]).all():
+            return {int(ids[0]): rows} if len(rows) else {}
+        return {found: rows[ids == found] for found in dict.fromkeys(ids.tolist())}
 
     def run_end(self, index: int) -> int:
         """Where the run of rows of one source that ``index`` lies in ends."""
@@ -141,7 +154,7 @@ class Block:
         if ``index`` is no such row.
         """
         if self._afters is None:
-            self._afters = _afters(self._columns)
+            self._afters = _afters(self.columns)
         indices, starts, stops, schema_fps = self._afters
         at = int(np.searchsorted(indices, index))
         piece = slice(at, at + most)
@@ -193,7 +206,7 @@ class Block:
             WindowMissing: one is missing.
         """
         if self._window_ends:
-            require_chain(self._columns, before)
+            require_chain(self.columns, before)
 
     def raise_error_frame(self) -> None:
         """Raise the error that the server sent, if it sent one."""

@@ -36,6 +36,12 @@ class Options:
     """Least time between two checkpoints, in seconds."""
     idle_checkpoint_s: float = 5.0
     """Least time between two checkpoints while the filters select nothing, in seconds."""
+    batch_rows: int = 10_000
+    """Most rows of the windows that are given to ``onDataBatch`` together; a larger window comes
+    alone."""
+    batch_ms: int = 0
+    """Longest time that ``onDataBatch`` waits for so many rows, in milliseconds; with 0 it gets
+    those that have arrived."""
     callback_budget_s: float | None = 300.0
     """Longest time of one callback, in seconds; None for no limit."""
     max_retries: int = 10
@@ -80,7 +86,8 @@ class Options:
             )
         if self.on_gap not in ("error", "oldest", "latest"):
             raise ConfigError(f"on_gap is {self.on_gap!r}, not error, oldest or latest")
-        least = {"workers": 1, "checkpoint_every_windows": 1, "buffer_bytes": 1, "max_retries": 0}
+        least = {"workers": 1, "checkpoint_every_windows": 1, "buffer_bytes": 1, "max_retries": 0,
+                 "batch_rows": 1, "batch_ms": 0}  # fmt: skip
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is below {low}")

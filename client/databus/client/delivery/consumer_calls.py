@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from databus.client.application.consumer import Consumer, Result
 from databus.client.application.events import Event
 from databus.client.application.options import Options
@@ -27,9 +29,11 @@ from databus.client.delivery.key_workers import (
 from databus.client.pulling.pull_machine import Backoff
 from databus.client.pulling.raw_windows import wait_for_either
 from databus.client.pulling.replay_buffer import ReplayBuffer
+from databus.client.tables.data_batch import BatchDecoding, DataBatch, RowsOfBlock
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import (
     CheckpointMoved,
+    ConfigError,
     ConsumerFailed,
     DatabusError,
     InternalError,
@@ -103,10 +107,17 @@ class Delivery:
         self._left_out = frozenset(
             call
             for call in (*_OF_WINDOWS, Call.TABLE_STATE, Call.CHECKPOINT)
-            if getattr(getattr(self.consumer, call.value), "__func__", None)
-            is getattr(Consumer, call.value)
+            if _is_left_out(self.consumer, call.value)
         )
         self._takes_whole = self.options.dispatch == "serial" and self._left_out >= _OF_WINDOWS
+        self._batching: BatchDecoding | None = None
+        if not _is_left_out(self.consumer, "onDataBatch"):
+            if self.options.dispatch != "serial":
+                raise ConfigError(
+                    f"dispatch={self.options.dispatch!r} delivers single events to workers, and "
+                    "this consumer has onDataBatch: use dispatch='serial'"
+                )
+            self._batching = BatchDecoding(self.dispatcher.decoding)
         self.rollback_count = 0
         self.checkpoint: Checkpoint | None = self.dispatcher.mark.checkpoint
 
@@ -182,7 +193,12 @@ class Delivery:
                 continue
             # No await from here to the call: otherwise an event could fail before a checkpoint.
             now_s = time.monotonic()
-            if self._takes_whole and (events := dispatcher.open_whole(now_s)) is not None:
+            if self._batching is not None and dispatcher.is_free(now_s):
+                await self._gather(pulling)
+                if batches := dispatcher.open_batch(now_s, self.options.batch_rows):
+                    await self._deliver_batches(self._batching, batches)
+                    continue
+            elif self._takes_whole and (events := dispatcher.open_whole(now_s)) is not None:
                 await self._deliver_whole(events)
                 continue
             due = dispatcher.next(now_s)
@@ -237,6 +253,38 @@ class Delivery:
         except Exception as error:
             await self._failed(error)
 
+    async def _gather(self, pulling: Pulling) -> None:
+        """Wait for more rows, if there are some and fewer than a batch may have."""
+        buffer, options = self.buffer, self.options
+        until_s = time.monotonic() + options.batch_ms / 1000
+        while (
+            (left_s := until_s - time.monotonic()) > 0
+            and 0 < buffer.waiting_rows() < options.batch_rows
+            and buffer.held_bytes < options.buffer_bytes
+            and not (self._is_stopping or pulling.done())
+        ):
+            buffer.wake.clear()
+            await wait_for_either(buffer.wake, pulling, left_s)
+
+    async def _deliver_batches(
+        self, decoding: BatchDecoding, batches: list[tuple[str, list[RowsOfBlock]]]
+    ) -> None:
+        """Deliver the rows of whole windows, and take the checkpoint that is due after them."""
+        strongest = Result.SUCCESS
+        try:
+            for source, parts in batches:
+                batch = DataBatch(decoding, source, "online", parts)
+                result = await self._call(self.consumer.onDataBatch, batch)
+                strongest = strongest if result is Result.SUCCESS else result
+            due = self.dispatcher.close_batch(time.monotonic(), strongest)
+            if due is not None:
+                result = await self._take_checkpoint(due)
+                self.dispatcher.done(due, time.monotonic(), result)
+        except _HALTING:
+            raise
+        except Exception as error:
+            await self._failed(error)
+
     async def _failed(self, error: BaseException) -> None:
         """Wait for events in flight, store the checkpoint that is complete, and roll back."""
         await self._key_workers.abandon()
@@ -271,6 +319,11 @@ class Delivery:
         return await self._call(function, due.source, due.schema)
 
     async def _events(self, due: Due) -> Result:
+        if self._batching is not None:
+            assert due.block is not None
+            parts = [(due.block, np.arange(due.start, due.stop))]
+            batch = DataBatch(self._batching, due.source, self.dispatcher.mode, parts)
+            return await self._call(self.consumer.onDataBatch, batch)
         events = due.events()
         if self.options.dispatch == "serial":
             return await self._deliver_run(events)
@@ -491,6 +544,11 @@ class Delivery:
         """Let the puller and other tasks of the loop run."""
         await asyncio.sleep(0)
         self._yielded_s = time.monotonic()
+
+
+def _is_left_out(consumer: Consumer, name: str) -> bool:
+    """Whether a consumer does not override a callback."""
+    return getattr(getattr(consumer, name), "__func__", None) is getattr(Consumer, name)
 
 
 def _checked_result(name: str, answer: Any) -> Result:

@@ -16,6 +16,7 @@ from databus.client.application.events import Decoding, Event, Mode, Window
 from databus.client.application.frame_blocks import Block
 from databus.client.application.options import Options
 from databus.client.pulling.replay_buffer import ReplayBuffer
+from databus.client.tables.data_batch import RowsOfBlock
 from databus.common.checkpoint import (
     BootstrapCheckpoint,
     Checkpoint,
@@ -106,7 +107,7 @@ class Dispatcher:
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._buffer = buffer
-        self._decoding = decoding
+        self.decoding = decoding
         self._options = options
         self._clock_of = clock_of
         self.mark = DispatchMark(buffer.cursor, checkpoint)
@@ -121,6 +122,7 @@ class Dispatcher:
         self._restream = False
         self._window: Window | None = None
         self._whole_end: tuple[Block, int] | None = None
+        self._batched = (0, 0)  # rows and windows
         self._source_id: int | None = None
         self._source = ""
         self._schema: SourceSchema | None = None
@@ -175,34 +177,86 @@ class Dispatcher:
         Instead of ``next``, for a consumer that gets none of a window's other calls; followed by
         ``close_whole`` or ``failed``.
         """
-        buffer = self._buffer
-        if (
+        whole = self._next_whole() if self.is_free(now_s) else None
+        if whole is None:
+            return None
+        block, index, end = whole
+        window = self._begin_whole(block, index, end)
+        self._buffer.give(end - index)
+        return [Event(block, row, window) for row in range(index, end)]
+
+    def open_batch(self, now_s: float, most_rows: int) -> list[tuple[str, list[RowsOfBlock]]]:
+        """The rows of the next whole windows, by source; at most ``most_rows`` unless the first
+        window has more.  Nothing where ``open_whole`` would give nothing.
+
+        Instead of ``next``; followed by ``close_batch`` or ``failed``.
+        """
+        found: dict[int, list[RowsOfBlock]] = {}
+        whole = self._next_whole() if self.is_free(now_s) else None
+        row_count, self._batched = 0, (0, 0)
+        while whole is not None:
+            block, start, end = whole
+            stop, window_count = start, 0
+            while end >= 0 and (row_count + end - stop <= most_rows or not row_count):
+                row_count += end - stop
+                stop, window_count = end + 1, window_count + 1
+                end = block.whole_window(stop) if stop < block.count else -1
+            if not window_count:
+                break
+            self._begin_whole(block, start, stop - 1)
+            for source_id, rows in block.rows_by_source(start, stop).items():
+                found.setdefault(source_id, []).append((block, rows))
+            self._buffer.give(stop - start)
+            self._buffer.advance(stop - start)
+            self._batched = row_count, self._batched[1] + window_count
+            whole = self._next_whole() if stop == block.count and row_count < most_rows else None
+        schemas = self.decoding.schemas
+        return [
+            (schemas.by_fingerprint(parts[0][0].schema_fps[int(parts[0][1][0])]).source, parts)
+            for parts in found.values()
+        ]
+
+    def close_batch(self, now_s: float, result: Result) -> Due | None:
+        """As ``close_whole``, for the windows of ``open_batch``."""
+        row_count, window_count = self._batched
+        self._windows_since += window_count - 1
+        self.window_count += window_count - 1
+        return self._closed(row_count, now_s, result)
+
+    def is_free(self, now_s: float) -> bool:
+        """Whether nothing but windows is due."""
+        return not (
             self._window is not None
             or self._failure is not None
             or self._restream
             or self._unreported
-            or buffer.is_cut
-            or buffer.reported is not None
+            or self._buffer.is_cut
+            or self._buffer.reported is not None
             or (self._candidate is not None and self._is_due(now_s, idle=False))
-        ):
-            return None
-        here = buffer.here()
+        )
+
+    def _next_whole(self) -> tuple[Block, int, int] | None:
+        here = self._buffer.here()
         if here is None or here[0].bootstrap:
             return None
         block, index = here
         end = block.whole_window(index)
-        if end < 0:
-            return None
+        return None if end < 0 else (block, index, end)
+
+    def _begin_whole(self, block: Block, index: int, end: int) -> Window:
         self.mode = "online"
-        window = self._window = Window(self._decoding, "online", block, index)
+        window = self._window = Window(self.decoding, "online", block, index)
         window.ended_by(block, end)
         self._candidate = None
         self._whole_end = block, end
-        buffer.give(end - index)
-        return [Event(block, row, window) for row in range(index, end)]
+        return window
 
     def close_whole(self, event_count: int, now_s: float, result: Result) -> Due | None:
         """The window of ``open_whole`` succeeded.  Returns the checkpoint if one is due now."""
+        self._buffer.advance(event_count + 1)
+        return self._closed(event_count, now_s, result)
+
+    def _closed(self, event_count: int, now_s: float, result: Result) -> Due | None:
         if result is Result.CHECKPOINT:
             self._forced = True
         elif result is Result.SKIP_CHECKPOINT:
@@ -212,7 +266,6 @@ class Dispatcher:
         self._window = None
         self.event_count += event_count
         self.window_count += 1
-        self._buffer.advance(event_count + 1)
         self._passed(block.position(end), is_progress_only=False)
         if self._candidate is not None and self._is_due(now_s, idle=False):
             return self._due_mark()
@@ -326,8 +379,8 @@ class Dispatcher:
             )
         if self._source_id is not None:
             return self._end_source(window)
-        writer = self._decoding.schemas.by_fingerprint(block.schema_fps[index])
-        reader = self._decoding.reader_of(writer.source)
+        writer = self.decoding.schemas.by_fingerprint(block.schema_fps[index])
+        reader = self.decoding.reader_of(writer.source)
         return Due(
             Call.START_SOURCE,
             window=window,
@@ -339,7 +392,7 @@ class Dispatcher:
 
     def _open(self, block: Block, index: int) -> Window:
         self.mode = _mode(block.bootstrap)
-        window = Window(self._decoding, self.mode, block, index)
+        window = Window(self.decoding, self.mode, block, index)
         if not block.bootstrap:
             end = block.window_end(index)
             if end >= 0 and block.scns[end] == window.scn:
@@ -457,7 +510,7 @@ class Dispatcher:
         assert self._candidate is not None
         cursor, position, checkpoint = self._candidate
         if checkpoint is None:
-            checkpoint = OnlineCheckpoint(self._decoding.database, self._clock_of(), position)
+            checkpoint = OnlineCheckpoint(self.decoding.database, self._clock_of(), position)
         return Due(Call.CHECKPOINT, mark=DispatchMark(cursor, checkpoint))
 
     def _is_due(self, now_s: float, *, idle: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -101,6 +102,13 @@ class ReplayBuffer:
         if not self.is_cut:
             self.wake.clear()
         return None
+
+    def waiting_rows(self) -> int:
+        """How many rows have arrived that are not dispatched."""
+        return sum(
+            block.row_count(max(0, self.cursor - block.first))
+            for block in itertools.islice(self._blocks, self._at, None)
+        )
 
     def give(self, count: int) -> None:
         """The next ``count`` frames are being dispatched, which ``advance`` will end."""

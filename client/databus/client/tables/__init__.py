@@ -1,7 +1,8 @@
-"""Reads one table over HTTP into Arrow.
+"""Tables as Arrow columns.
 
-``table_reader`` reads a table's state or its changes, ``arrow_rows`` converts frames to Arrow
-columns.
+``arrow_rows`` converts frames to Arrow columns, ``data_batch`` holds the rows of a consumer's
+batch, ``table_reader`` reads a table's state or its changes over HTTP.
 
-Imported by ``spark`` and ``exports``.  It imports ``pulling/transport``.
+Imported by ``delivery``, ``spark`` and ``exports``.  It imports ``pulling/transport`` and
+``application``.
 """

@@ -1,0 +1,121 @@
+"""Rows of one source as Arrow columns, for consumers that take many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from databus.client.application.events import Decoding, Mode
+from databus.client.application.frame_blocks import Block
+from databus.common.checkpoint import Position
+from databus.common.compiled.kernels import I64Array
+from databus.common.errors import MissingDependency
+from databus.common.schema.source_schema import SourceSchema
+
+if TYPE_CHECKING:
+    from databus.client.tables.arrow_rows import RowDecoder
+
+RowsOfBlock = tuple[Block, I64Array]
+"""A block, and the indices of rows in it."""
+
+
+class BatchDecoding:
+    """The decoders of batches, by schema version.
+
+    Owner: one client.
+    Raises: MissingDependency without pyarrow.
+    """
+
+    def __init__(self, decoding: Decoding) -> None:
+        try:
+            from databus.client.tables import arrow_rows
+        except ImportError as error:
+            raise MissingDependency(
+                "onDataBatch needs pyarrow: pip install 'databus-cdc[export]'"
+            ) from error
+        self._arrow_rows = arrow_rows
+        self._decoders: dict[int, RowDecoder] = {}
+        self.decoding = decoding
+
+    def decoder(self, reader: SourceSchema) -> RowDecoder:
+        """The decoder of rows into the columns of this version."""
+        found = self._decoders.get(reader.fingerprint)
+        if found is None:
+            found = self._decoders[reader.fingerprint] = self._arrow_rows.RowDecoder(
+                reader,
+                self.decoding.schemas.by_fingerprint,
+                metadata=self._arrow_rows.METADATA.names,
+            )
+        return found
+
+
+class DataBatch:
+    """Rows of one source in commit order: of one window, of several, or of a part of one.
+
+    ``len(batch)`` is the number of rows.
+    """
+
+    __slots__ = ("_arrow", "_decoding", "_parts", "mode", "schema", "source")
+
+    def __init__(
+        self, decoding: BatchDecoding, source: str, mode: Mode, parts: Sequence[RowsOfBlock]
+    ) -> None:
+        self._decoding = decoding
+        self._parts = parts
+        self._arrow: Any = None
+        self.source = source
+        """The table, as schema.table."""
+        self.mode: Mode = mode
+        """online, or bootstrap while a snapshot is being read."""
+        self.schema = decoding.decoding.reader_of(source)
+        """The version of the source whose columns the rows have: the newest, or the one of
+        ``reader_schemas``."""
+
+    def __len__(self) -> int:
+        return sum(len(rows) for _, rows in self._parts)
+
+    @property
+    def first(self) -> Position:
+        """The position of the first row."""
+        block, rows = self._parts[0]
+        return block.position(int(rows[0]))
+
+    @property
+    def last(self) -> Position:
+        """The position of the last row."""
+        block, rows = self._parts[-1]
+        return block.position(int(rows[-1]))
+
+    @property
+    def arrow(self) -> Any:
+        """The rows as a ``pyarrow.RecordBatch``.
+
+        After the columns of ``schema`` it has ``_op`` (c, u, d, r, t), ``_scn``, ``_seq``,
+        ``_commit_time`` and ``_absent`` (the columns that the source left out because they did not
+        change).  A delete has the row before it, or its key and nulls; a truncate has nulls.
+
+        Raises:
+            FormatError: the bytes of a row are not of their schema.
+            UnsupportedChange: a column's type has changed and a value does not fit, or a column
+                is named as one of the five.
+        """
+        if self._arrow is None:
+            decoder = self._decoding.decoder(self.schema)
+            batches = [
+                decoder.batch(np.frombuffer(block.data, dtype=np.uint8), block.columns, rows)
+                for block, rows in self._parts
+            ]
+            self._arrow = batches[0] if len(batches) == 1 else _joined(batches)
+        return self._arrow
+
+    def __repr__(self) -> str:
+        return f"<DataBatch {self.source} {len(self)} rows {self.first}..{self.last}>"
+
+
+def _joined(batches: list[Any]) -> Any:
+    import pyarrow as pa
+
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
