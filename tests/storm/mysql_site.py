@@ -127,6 +127,10 @@ class MySqlSite(Site):
             cursor.execute(sql)
             return list(cursor.fetchall())
 
+    @property
+    def is_running(self) -> bool:
+        return self._server.running
+
     def fresh(self) -> None:
         with contextlib.suppress(pymysql.err.Error):
             self._own.close()

@@ -100,6 +100,11 @@ class Site(ABC):
     def is_captured(self, schema: str) -> bool:
         """Whether the relay's sources have the tables of a schema in them."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's process is there."""
+        return True
+
     def is_open(self) -> bool:
         """Whether a transaction is prepared that no session holds."""
         return False

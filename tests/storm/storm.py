@@ -150,8 +150,15 @@ class Storm:
         except ServerLost as error:
             case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}"[:400])
             self._is_lost = True
+        except Exception as error:
+            if self.site.is_running:
+                raise
+            # An old server that ended by a fault of its own.
+            case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: it ended: {error}"[:400])
+            self._is_lost = True
         finally:
-            case.close()
+            with contextlib.suppress(Exception) if self._is_lost else contextlib.nullcontext():
+                case.close()
             self.tally.add(case.tally)
         return None
 

@@ -304,7 +304,7 @@ class DumpBook:
         self._dumps = {dump.id: dump for dump in dumps}
 
     def __iter__(self) -> Iterator[Dump]:
-        return iter(self._dumps.values())
+        return iter(list(self._dumps.values()))
 
     def get(self, dump_id: str) -> Dump:
         """The dump of this id.
