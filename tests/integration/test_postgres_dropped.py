@@ -262,3 +262,24 @@ async def test_a_bootstrap_servers_copy_of_a_dropped_table_is_emptied(
         assert emptied(folder) == 1
         end = ring_state(folder).last
         await eventually(lambda: log.state().last >= end, 60, "the log has it")
+
+
+async def test_a_table_without_a_column_is_suspended_until_it_has_a_key(
+    db: FreshDatabase, tmp_path: Path
+) -> None:
+    """The server has its rows still, and nothing that identifies them."""
+    folder = tmp_path / "shop"
+    execute(db, "CREATE SCHEMA shop", ONE)
+    async with capturing(config_of(db), tmp_path) as fetcher:
+        await streaming(fetcher)
+        execute(db, ROWS)
+        await has_rows(folder)
+        execute(db, "ALTER TABLE shop.t DROP COLUMN v", "ALTER TABLE shop.t DROP COLUMN id")
+        await eventually(lambda: SOURCE in (fetcher.suspended() or {}), 30, "named")
+        suspension = (fetcher.suspended() or {})[SOURCE]
+        assert "no column" in suspension.why
+        assert "PRIMARY KEY" in suspension.waits_for
+        execute(db, "ALTER TABLE shop.t ADD COLUMN id serial PRIMARY KEY")
+        await eventually(lambda: is_settled(fetcher), 60, "resynchronised")
+        execute(db, "INSERT INTO shop.t VALUES (7)")
+        await eventually(lambda: held(folder) == [(1,), (2,), (7,)], 30, "followed again")

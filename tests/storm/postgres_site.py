@@ -36,6 +36,11 @@ _OF_RELAY = (
 MAKE_RELAY = "; ".join(_OF_RELAY)
 _RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
 _LACKING = ("the server refuses", "REPLICATION attribute", "may not read", "permission denied")
+_WAITING = "slot storm_stream: canceling statement due to lock timeout"
+_OPEN = (
+    "SELECT 1 FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted "
+    "AND mode = 'AccessExclusiveLock'"
+)
 _LOSES = re.compile(
     r"\bdrop\b.*\bpublication\b.*storm_stream|pg_drop_repl|slot_advance", re.IGNORECASE | re.DOTALL
 )
@@ -238,7 +243,12 @@ class PostgresSite(Site):
         return sql.format(by_schema=_BY_SCHEMA if is_new else "", cut=_CUT if is_new else "")
 
     def is_refused(self, error: str) -> bool:
-        """A relay that connects while it lacks a right."""
+        """A relay that connects while it lacks a right, or one whose server's process waits.
+
+        Before PostgreSQL 14 the process that sends the stream waits for the lock of a session.
+        """
+        if number(self.version) < (14,) and _WAITING in error:
+            return bool(self._ask(_OPEN))
         return self._has_relay() and any(words in error for words in _LACKING)
 
     def is_lost(self, code: str) -> bool:

@@ -127,9 +127,13 @@ WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
 
 # Existing tables without events of their own.
 _EVENTLESS_SQL = """
-SELECT n.nspname AS schema_name, c.relname AS table_name, c.relispartition AS is_partition
+SELECT n.nspname AS schema_name, c.relname AS table_name, c.relispartition AS is_partition,
+       c.relpersistence <> 'p' AS is_unlogged
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY ($1::bigint[]::oid[]) AND (c.relispartition OR c.relpersistence <> 'p')
+WHERE c.oid = ANY ($1::bigint[]::oid[]) AND (
+    c.relispartition OR c.relpersistence <> 'p' OR NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))
 """
 
 _NAME_SQL = """
@@ -387,13 +391,18 @@ class Catalogue:
     async def eventless(self, oids: Collection[int]) -> dict[str, tuple[str, str]]:
         """The tables whose rows have no events under their own name, each with reason and cure."""
         found = {}
-        for schema, name, is_partition in await self.fetch(_EVENTLESS_SQL, list(oids)):
-            quoted = f"{quote(schema)}.{quote(name)}"
-            found[join_source(schema, name)] = (
-                ("it is a partition: its rows come under the name of its root", f"Detach {quoted}")
-                if is_partition
-                else ("it is unlogged: its rows have no events", f"ALTER TABLE {quoted} SET LOGGED")
-            )
+        rows = await self.fetch(_EVENTLESS_SQL, list(oids))
+        for schema, name, is_partition, is_unlogged in rows:
+            table = f"{quote(schema)}.{quote(name)}"
+            why = "it has no column", f"ALTER TABLE {table} ADD COLUMN ... PRIMARY KEY"
+            if is_partition:
+                why = (
+                    "it is a partition: its rows come under the name of its root",
+                    f"Detach {table}",
+                )
+            elif is_unlogged:
+                why = "it is unlogged: its rows have no events", f"ALTER TABLE {table} SET LOGGED"
+            found[join_source(schema, name)] = why
         return found
 
     async def has_rows_before(self, oid: int, horizon: int) -> bool:
