@@ -11,7 +11,6 @@ import pymysql
 import pytest
 
 from databus.cli.demo.private_servers import PostgresServer
-from databus.common.errors import SourcePositionLost
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
@@ -178,16 +177,19 @@ async def test_a_relay_that_restarts_between_prepare_and_commit_reads_the_rows_a
     assert state.last > start
 
 
-async def test_a_commit_whose_rows_are_gone_is_named(
+async def test_a_commit_whose_rows_are_gone_suspends_the_captured_tables(
     database: FreshDatabase, source: MySqlSource
 ) -> None:
     prepare(database, "lost", "INSERT INTO t VALUES (1, 'lost')")
     database.execute("FLUSH BINARY LOGS")
     start = await source.first_scn()
     complete(database, "COMMIT", "lost")
+    database.execute("INSERT INTO t VALUES (2, 'later')")
     # Nothing is remembered, and nothing is prepared any more: its rows are not looked for.
-    with pytest.raises(SourcePositionLost, match=r"XA COMMIT .*prepared before"):
-        await read_to_end(source, start)
+    assert (await read_to_end(source, start)).events() == []
+    ((name, suspension),) = source.suspended().items()
+    assert name == f"{database.name}.t"
+    assert "prepared before the binlog" in suspension.why
 
 
 # -- PostgreSQL

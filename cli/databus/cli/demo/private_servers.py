@@ -478,7 +478,8 @@ class PostgresServer(PrivateServer):
         while left := self.execute(f"SELECT slot_name, active_pid {slots}", [name]):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"the slots of {name} are still in use: {left}")
-            self.execute(f"SELECT pg_terminate_backend(active_pid, 5000) {slots}", [name])
+            self.execute(f"SELECT pg_terminate_backend(active_pid) {slots}", [name])
+            time.sleep(_POLL_S)
             drop = f"SELECT pg_drop_replication_slot(slot_name) {slots} AND active_pid IS NULL"
             self.execute(drop, [name])
         self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -112,11 +112,6 @@ class GroupsWithoutScn(XaGroups):
             self._without_scn = identity, self._described(group)
         return self._without_scn[1]
 
-    def suspend_captured(self, why: str) -> None:
-        """Suspend every captured table: any of them may have changed."""
-        for source in changed_tables.sources_of(self._captured(), self.settings):
-            self._suspend(source, why)
-
     def _suspend(self, source: str, why: str, *, rows_remain: bool = False) -> None:
         group = self.group
         if group is None or not group.is_examined:

@@ -49,6 +49,14 @@ class Suspensions(ABC):
     def _captured(self) -> list[TableName]:
         return changed_tables.captured_names(self.settings, self.known.catalogue, self.announced)
 
+    def suspend_captured(self, why: str) -> None:
+        """Suspend every captured table: any of them may have changed."""
+        for source in changed_tables.sources_of(self._captured(), self.settings):
+            self._suspend(source, why)
+
+    def _suspend(self, source: str, why: str, *, rows_remain: bool = False) -> None:
+        self._suspend_table(source, why, rows_remain=rows_remain)
+
     def _suspend_table(self, source: str, why: str, *, rows_remain: bool = False) -> None:
         """Suspend this table; with ``rows_remain`` only until this transaction ends."""
         group = self.group

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from databus.common.errors import SourcePositionLost
 from databus.relay.sources.mysql.binlog.open_group import PART_BYTES, FrameBuffer, Group
 from databus.relay.sources.mysql.binlog.suspensions import Suspensions
 from databus.relay.sources.mysql.binlog.xa_transactions import (
@@ -76,12 +75,14 @@ class XaGroups(Suspensions):
             self._suspend_table(
                 source, f"rows of it in XA transaction {name} were left out, if any"
             )
-        if not self.prepared.reopen(completion.xid):
-            raise SourcePositionLost(
-                f"GTID {self.txid(group)} is XA COMMIT {xid_text(completion.xid)}, which was "
-                "prepared before the binlog that the relay could read"
-            )
-        self._start_replay()
+        if self.prepared.reopen(completion.xid):
+            self._start_replay()
+            return True
+        self.suspend_captured(
+            f"GTID {self.txid(group)} commits XA transaction {xid_text(completion.xid)}, which was "
+            "prepared before the binlog that the relay could read"
+        )
+        self._end_group()
         return True
 
     def _start_replay(self) -> None:
