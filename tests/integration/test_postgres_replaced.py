@@ -231,3 +231,27 @@ async def test_the_largest_key_is_of_the_same_table(
         execute_once_found(db, monkeypatch, SWAP)
         with pytest.raises(SourceUnavailable, match="renamed"):
             await source.largest_key(SOURCE)
+
+
+async def test_a_partition_that_left_while_the_relay_connected_again_suspends_its_root(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Only the stream has shown it, and the disk is slow to take what the stream has shown."""
+    db, folder = postgres_database, tmp_path / "shop"
+    db.execute("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    config = database_config(
+        "shop", db.url, "public.*", discover_every="1h", slot="replaced"
+    ).model_copy(update={"resync": "auto", "sync_every": 3600.0})
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("CREATE TABLE part PARTITION OF root FOR VALUES FROM (0) TO (10)")
+        db.execute("INSERT INTO root VALUES (1), (2)")
+        await eventually(lambda: len(upserted(folder, "public.root")[0]) == 2, 30, "its rows")
+        connected = fetcher.status.reconnect_count
+        db.execute("ALTER TABLE root DETACH PARTITION part")
+        db.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
+            "WHERE slot_name = 'replaced'"
+        )
+        await eventually(lambda: fetcher.status.reconnect_count > connected, 30, "connected again")
+        await eventually(lambda: not upserted(folder, "public.root")[0], 60, "it was emptied")

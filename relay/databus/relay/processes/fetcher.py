@@ -231,6 +231,9 @@ class Fetcher:
         """Connect and stream until an error."""
         if self.intake is None and (self.folder.path / RING_NAME).exists():
             self._open_intake(None, Position(0, 0))
+        if self.intake is not None:
+            # The source continues behind what the ring has, with the resume state of that.
+            await self.make_durable()
         source = self._link.make()
         try:
             self._restore(source)

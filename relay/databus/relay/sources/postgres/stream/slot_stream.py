@@ -240,9 +240,9 @@ class SlotStream:
         except PostgresError as error:
             raise self._mapped(error) from error
 
-    def _published_with_leaves(self) -> PublishedTables:
+    def _with_leaves(self, published: PublishedTables) -> PublishedTables:
         """The publication, with the partitions that no discovery has found yet."""
-        published, leaves = self._published(), self._windows.leaves
+        leaves = self._windows.leaves
         if not leaves:
             return published
         if self._leaves_cache[:2] != (id(published), len(leaves)):
@@ -288,19 +288,16 @@ class SlotStream:
     def _batch(self) -> Batch:
         """A batch of the packed frames, with the resume state."""
         windows = self._windows
-        persist_first, self._is_stored = windows.suspensions_changed or not self._is_stored, True
         announced = windows.announced.encode()
-        # A changed publication is saved only together with the suspensions that it causes.
-        published = (
-            self._resume_state.published
-            if windows.has_pending_suspensions
-            else self._published_with_leaves()
-        )
-        if (
-            persist_first
-            or announced != self._resume_state.announced
-            or published is not self._resume_state.published
-        ):
+        # A changed publication is saved only together with the suspensions that it causes, and a
+        # partition together with its first rows: a later stream does not describe it again.
+        is_early = windows.has_pending_suspensions
+        before = self._resume_state.published
+        published = self._with_leaves(before if is_early else self._published())
+        has_leaves = bool(windows.leaves) and published is not before
+        persist_first = windows.suspensions_changed or not self._is_stored or has_leaves
+        self._is_stored = True
+        if persist_first or announced != self._resume_state.announced or published is not before:
             suspensions = dict(windows.suspended.suspensions)
             self._resume_state = replace(
                 self._resume_state, suspended=suspensions, announced=announced, published=published
