@@ -13,6 +13,7 @@ from pymysql.constants import CLIENT, SERVER_STATUS
 
 from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from databus.common.config import DatabaseConfig
+from databus.common.errors import SourcePositionLost
 from tests.storm import prepared_statements
 from tests.storm.prepared_statements import BINARY
 from tests.storm.replica import Row
@@ -59,6 +60,7 @@ class MySqlSession(Session):
                 self._site.move_tablespace(sql.removeprefix(TABLESPACE))
             else:
                 self._send(sql)
+                self._site.may_be_lost |= "purge binary logs" in sql.lower()
         except (pymysql.err.OperationalError, pymysql.err.InterfaceError) as error:
             if error.args[0] in (0, 2006, 2013):
                 with contextlib.suppress(pymysql.err.Error):
@@ -111,6 +113,7 @@ class MySqlSite(Site):
         self.version = self._server.version
         self._own = self.connect()
         self._number = 0
+        self.may_be_lost = False
 
     def connect(self) -> Any:
         return pymysql.connect(
@@ -131,7 +134,12 @@ class MySqlSite(Site):
     def is_running(self) -> bool:
         return self._server.running
 
+    def is_lost(self, code: str) -> bool:
+        """A relay that was not connected when the logs were purged may have missed some."""
+        return self.may_be_lost and code == SourcePositionLost.code
+
     def fresh(self) -> None:
+        self.may_be_lost = False
         with contextlib.suppress(pymysql.err.Error):
             self._own.close()
         self._own = self.connect()
