@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -191,10 +192,10 @@ def differences(columns: list[str], key: list[str], rows: list[Row], table: Tabl
 
     A row that came before a column was added has NULL there.
     """
-    left = {tuple(map(plain, k)): held for k, held in table.rows.items()}
+    left = {tuple(map(of_key, k)): held for k, held in table.rows.items()}
     found = []
     for row in rows:
-        values = tuple(plain(row[name]) for name in key)
+        values = tuple(of_key(row[name]) for name in key)
         held = left.pop(values, None)
         if held is None:
             found.append(f"row {values} is missing: {row}")
@@ -218,6 +219,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         return value.astimezone(dt.UTC).replace(tzinfo=None)
     return bytes(value) if isinstance(value, bytearray | memoryview) else value
+
+
+def of_key(value: Any) -> Any:
+    """A value of a key: a document, which a driver may give as an object, as its JSON."""
+    value = plain(value)
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 
 
 def alike(one: Any, other: Any) -> bool:
