@@ -4,6 +4,8 @@ every copy."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from databus.bootstrap.log.table_repairs import NOTE
 from databus.common.config import DatabaseConfig, parse
 from databus.relay.local_relay import LocalRelay
+from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.storm.replica import RingReplica, Table, differences
@@ -69,6 +72,17 @@ async def has_rows(folder: Path) -> None:
     await eventually(lambda: held(folder) == [(1,), (2,)], 30, "the rows have come")
 
 
+@asynccontextmanager
+async def followed(database: FreshDatabase, folder: Path) -> AsyncIterator[Fetcher]:
+    """A relay that follows the table, whose rows a consumer has."""
+    execute(database, "CREATE SCHEMA shop", ONE)
+    async with capturing(config_of(database), folder) as fetcher:
+        await streaming(fetcher)
+        execute(database, ROWS)
+        await has_rows(folder / "shop")
+        yield fetcher
+
+
 def emptied(folder: Path, source: str = SOURCE) -> int:
     return ring_state(folder).ops.count(("t", source))
 
@@ -112,11 +126,7 @@ async def test_a_table_that_is_renamed_to_another_captured_name_is_there_under_i
     db: FreshDatabase, tmp_path: Path
 ) -> None:
     folder = tmp_path / "shop"
-    execute(db, "CREATE SCHEMA shop", ONE)
-    async with capturing(config_of(db), tmp_path) as fetcher:
-        await streaming(fetcher)
-        execute(db, ROWS)
-        await has_rows(folder)
+    async with followed(db, tmp_path) as fetcher:
         execute(db, "ALTER TABLE shop.t RENAME TO u", "INSERT INTO shop.u VALUES (3, 30)")
         await eventually(lambda: held(folder) == [] and emptied(folder) > 0, 30, "t is empty")
         wanted = [(1,), (2,), (3,)]
@@ -269,11 +279,7 @@ async def test_a_table_without_a_column_is_suspended_until_it_has_a_key(
 ) -> None:
     """The server has its rows still, and nothing that identifies them."""
     folder = tmp_path / "shop"
-    execute(db, "CREATE SCHEMA shop", ONE)
-    async with capturing(config_of(db), tmp_path) as fetcher:
-        await streaming(fetcher)
-        execute(db, ROWS)
-        await has_rows(folder)
+    async with followed(db, tmp_path) as fetcher:
         execute(db, "ALTER TABLE shop.t DROP COLUMN v", "ALTER TABLE shop.t DROP COLUMN id")
         await eventually(lambda: SOURCE in (fetcher.suspended() or {}), 30, "named")
         suspension = (fetcher.suspended() or {})[SOURCE]

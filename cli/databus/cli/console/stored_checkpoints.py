@@ -106,11 +106,8 @@ class _File:
     def set(self, consumer: str, checkpoint: Checkpoint) -> None:
         if consumer:
             raise BadRequest(f"{self._path} has one consumer without a name: leave --consumer out")
-        store = FileCheckpoints(self._path)
-        try:
+        with contextlib.closing(FileCheckpoints(self._path)) as store:
             store.save(checkpoint)
-        finally:
-            store.close()
 
 
 class _Lmdb:

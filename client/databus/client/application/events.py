@@ -116,7 +116,7 @@ class Decoding:
         try:
             rows = columns.rows(block.data, starts, stops)
         except FormatError:
-            # The row itself may be whole.  Who asks for the wrong one gets the error.
+            # The row itself may be whole: only access to the damaged one raises the error.
             self._ahead_rows = 1
             return None
         for row in rows:

@@ -194,7 +194,8 @@ class Delivery:
             # No await from here to the call: otherwise an event could fail before a checkpoint.
             now_s = time.monotonic()
             if self._batching is not None and dispatcher.is_free(now_s):
-                await self._gather(pulling)
+                if await self._gather(pulling):
+                    break
                 if batches := dispatcher.open_batch(now_s, self.options.batch_rows):
                     await self._deliver_batches(self._batching, batches)
                     continue
@@ -253,8 +254,11 @@ class Delivery:
         except Exception as error:
             await self._failed(error)
 
-    async def _gather(self, pulling: Pulling) -> None:
-        """Wait for more rows, if there are some and fewer than a batch may have."""
+    async def _gather(self, pulling: Pulling) -> bool:
+        """Wait for more rows, if there are some and fewer than a batch may have.
+
+        Returns whether ``stop`` was called meanwhile.
+        """
         buffer, options = self.buffer, self.options
         until_s = time.monotonic() + options.batch_ms / 1000
         while (
@@ -265,6 +269,7 @@ class Delivery:
         ):
             buffer.wake.clear()
             await wait_for_either(buffer.wake, pulling, left_s)
+        return self._is_stopping
 
     async def _deliver_batches(
         self, decoding: BatchDecoding, batches: list[tuple[str, list[RowsOfBlock]]]
