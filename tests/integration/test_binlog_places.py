@@ -141,8 +141,7 @@ async def test_an_open_xa_transaction_is_read_from_where_it_was_prepared(
     source = source_of(database)
     start = await opened_scn(source)
     xid = f"'{database.name}'"
-    session = database.server.connect(database.name)
-    with session, session.cursor() as cursor:
+    with database.session() as cursor:
         for statement in (
             f"XA START {xid}",
             "INSERT INTO t VALUES (1, 1)",

@@ -165,8 +165,7 @@ async def test_xa_of_another_lineage_suspends_its_tables_when_it_is_committed(
 
     def prepared() -> None:
         # The GTID is that of the whole transaction.
-        connection = database.server.connect(database.name)
-        with connection.cursor() as cursor:
+        with database.session() as cursor:
             cursor.execute(
                 "SET gtid_domain_id = 9"
                 if is_mariadb(database)
@@ -174,7 +173,6 @@ async def test_xa_of_another_lineage_suspends_its_tables_when_it_is_committed(
             )
             for statement in (*prepare, f"XA PREPARE {xid}"):
                 cursor.execute(statement)
-        connection.close()
 
     async with capturing(shop.config, tmp_path) as fetcher:
         await streaming(fetcher)

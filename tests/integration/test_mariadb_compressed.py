@@ -216,8 +216,7 @@ async def test_compressed_changes_by_statement_stop_their_table_and_xa_rows_wait
     database.execute("INSERT INTO changed VALUES (1, 'before')")
     source = await opened_mariadb(database.server)
     start = await source.first_scn()
-    connection = database.server.connect("shop")
-    with connection.cursor() as cursor:
+    with database.session() as cursor:
         for statement in (
             "XA START 'one'",
             "INSERT INTO t SELECT seq, REPEAT('long ', 90) FROM seq_1_to_100",
@@ -225,7 +224,6 @@ async def test_compressed_changes_by_statement_stop_their_table_and_xa_rows_wait
             "XA PREPARE 'one'",
         ):
             cursor.execute(statement)
-    connection.close()
     database.execute("INSERT INTO t VALUES (0, 'in between')")
     connection = database.server.connect("shop")
     with connection.cursor() as cursor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,10 @@ async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
     await opened.close()
 
 
-@contextmanager
-def session(database: FreshDatabase) -> Iterator[Any]:
-    """A cursor of a session of its own."""
-    connection = database.server.connect(database.name)
-    try:
-        with connection.cursor() as cursor:
-            yield cursor
-    finally:
-        connection.close()
-
-
 def prepare(database: FreshDatabase, name: str, *statements: str) -> None:
     """A transaction that is prepared, and whose session is gone."""
     xid = f"'{database.name}-{name}','b',7"
-    with session(database) as cursor:
+    with database.session() as cursor:
         for statement in (f"XA START {xid}", *statements, f"XA END {xid}", f"XA PREPARE {xid}"):
             cursor.execute(statement)
 
@@ -82,7 +71,7 @@ async def test_prepared_rows_come_with_their_commit_and_never_after_a_rollback(
     complete(database, "COMMIT", "one")
     with suppress(pymysql.err.OperationalError):  # MariaDB has rolled it back already
         complete(database, "COMMIT", "empty")
-    with session(database) as cursor:
+    with database.session() as cursor:
         for statement in ("START 'p'", "END 'p'", "COMMIT 'p' ONE PHASE"):
             if statement.startswith("END"):
                 cursor.execute("INSERT INTO t VALUES (5, 'one phase')")
@@ -259,7 +248,7 @@ async def test_rows_that_were_prepared_while_their_table_was_suspended_are_not_l
     config = database_config("shop", database.url, f"{database.name}.*")
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        with session(database) as cursor:
+        with database.session() as cursor:
             cursor.execute("SET binlog_format = STATEMENT")
             cursor.execute("INSERT INTO t VALUES (1, 'one')")
         prepare(database, "hidden", "INSERT INTO t VALUES (2, 'two')")

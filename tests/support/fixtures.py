@@ -13,6 +13,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.processes import Processes
 from tests.support.s3_server import Faults, S3Server
 from tests.support.server_templates import copied_data_folders
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually_sync
 
 _numbers = itertools.count(1)
 _versions: set[str] = set()
@@ -52,6 +53,23 @@ class FreshDatabase:
     def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
         """Run one statement and commit it; returns its rows."""
         return self.server.execute(sql, parameters, database=self.name)
+
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        """A cursor of a session of MariaDB or MySQL that has ended at the server, too, afterwards.
+
+        The server ends a session after its connection: until then another session cannot commit
+        what it has prepared (``XAER_NOTA``).
+        """
+        connection = self.server.connect(self.name)
+        session_id = connection.thread_id()
+        try:
+            with connection.cursor() as cursor:
+                yield cursor
+        finally:
+            connection.close()
+        rows = "SELECT id FROM information_schema.processlist WHERE id = %s"
+        eventually_sync(lambda: not self.execute(rows, session_id), 30, "the session has ended")
 
     def transaction(self, *statements: str) -> None:
         """Run statements as one transaction."""
