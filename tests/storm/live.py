@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,15 +73,33 @@ class Loop:
             self.turns += 1
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S * 4)
+        """What the work returns.
+
+        Raises:
+            Stalled: it does not end.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(PATIENCE_S * 4)
+        except TimeoutError:
+            if future.done():
+                raise
+            waits = "; ".join(self.waits())
+            message = f"{work} not within {PATIENCE_S * 4:.0f} s: {waits}"
+            raise Stalled("", message, is_slow=False) from None
 
     def waits(self) -> list[str]:
-        """Where each task of the loop waits, for people."""
+        """Where each task of the loop waits, for people; or what the loop itself is doing."""
 
         async def look() -> list[str]:
             return sorted(map(waiting_at, asyncio.all_tasks() - {asyncio.current_task()}))
 
-        return self.run(look())
+        try:
+            return asyncio.run_coroutine_threadsafe(look(), self.loop).result(PATIENCE_S)
+        except TimeoutError:
+            assert self._thread.ident is not None
+            frame = sys._current_frames()[self._thread.ident]
+            return [line.strip() for line in traceback.format_stack(frame)]
 
     def close(self) -> None:
         self._is_closing = True

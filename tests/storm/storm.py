@@ -20,7 +20,7 @@ from tests.storm.grammar.mysql_tables import MySqlGrammar
 from tests.storm.grammar.postgres_tables import PostgresGrammar
 from tests.storm.grammar.sqlite import SqliteGrammar
 from tests.storm.known import KnownFaults
-from tests.storm.live import Loop
+from tests.storm.live import Loop, Stalled
 from tests.storm.mysql_site import MySqlSite
 from tests.storm.postgres_site import PostgresSite
 from tests.storm.script import Step
@@ -122,7 +122,11 @@ class Storm:
                 return
             self.seeds.append(number)
             began_s = time.monotonic()
-            failure = self._one(number, statements, deadline_s)
+            try:
+                failure = self._one(number, statements, deadline_s)
+            except BaseException as error:
+                error.add_note(f"in the case of seed {number}")
+                raise
             self.seconds += time.monotonic() - began_s
             if failure is not None:
                 self._keep_failure(failure)
@@ -141,6 +145,9 @@ class Storm:
             case.finish()
         except Difference as error:
             return Failure(seed, len(case.steps), error, case.steps)
+        except Stalled as error:
+            stalled = Difference("stalled", "", [str(error)])
+            return Failure(seed, len(case.steps), stalled, case.steps)
         except Ended:
             pass
         except TooSlow as error:
