@@ -7,7 +7,7 @@ database: a window that is streamed twice has the same frames twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class ScriptedDatabase:
         self.batch_bytes = 1 << 20
         self.held_after_batches = 1 << 30
         self.forgotten = 0
+        self.on_close: Callable[[], Awaitable[None]] | None = None
         self.on_ack: Any = None
         self._news = asyncio.Event()
 
@@ -196,7 +197,8 @@ class ScriptedSource:
         return {"scn": self.database.resolved}
 
     async def close(self) -> None:
-        pass
+        if self.database.on_close is not None:
+            await self.database.on_close()
 
 
 def _parts(data: bytes, size: int) -> list[bytes]:

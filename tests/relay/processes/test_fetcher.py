@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -33,7 +34,7 @@ from tests.support.scripted_fetcher import (
     told,
 )
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, within
 
 
 async def read_once(database: ScriptedDatabase, folder: Path) -> None:
@@ -171,6 +172,25 @@ async def test_an_unforeseen_fault_of_a_source_is_shown_and_survived(
         assert (await told(tmp_path, "failed"))["error"]["code"] == "internal_error"
         database.commit((1, "a"))
         await eventually(reached(fetcher, 1))
+
+
+async def test_it_stops_while_a_source_is_closed_that_hides_the_cancellation(
+    database: ScriptedDatabase, tmp_path: Path
+) -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+
+    async def close() -> None:
+        closing.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await may_close.wait()
+
+    async with within(30), running(database, tmp_path) as fetcher:
+        await eventually(lambda: fetcher.status.state == "streaming")
+        database.on_close = close
+        database.cut(SourceUnavailable("the connection is lost"))
+        await closing.wait()
+        fetcher.stop()
+        asyncio.get_running_loop().call_later(0.1, may_close.set)
 
 
 async def test_an_idle_source_moves_readers_on_by_an_empty_window(

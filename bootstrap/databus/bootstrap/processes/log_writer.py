@@ -39,6 +39,7 @@ from databus.common.errors import (
     UnsupportedChange,
 )
 from databus.common.frame.frame_format import Op, scan
+from databus.common.processes.completion import completed
 from databus.common.schema.source_schema import SourceSchema
 
 _LOG = logging.getLogger("databus.bootstrap.processes.log_writer")
@@ -300,16 +301,7 @@ class LogWriter:
         """
         async with self._lock:
             loop = asyncio.get_running_loop()
-            working = loop.run_in_executor(None, partial(work, *arguments))
-            cancelled: asyncio.CancelledError | None = None
-            while not working.done():
-                try:
-                    await asyncio.wait({working})
-                except asyncio.CancelledError as error:
-                    cancelled = error
-            failed: BaseException | None = working.exception()
-            if reason := cancelled or failed:
-                raise reason
+            await completed(loop.run_in_executor(None, partial(work, *arguments)))
 
     async def _compare(self, relay: RelayApi, source: str) -> bool:
         """Make a suspended table's copy equal to the database; see ``resync.Compare``."""

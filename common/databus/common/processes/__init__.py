@@ -1,7 +1,7 @@
 """Start and end of a process of ours.
 
 ``parent_process`` ends a child with its parent; ``loading`` imports modules without the garbage
-collector.
+collector; ``completion`` lets work end although its caller is cancelled.
 
 Imported by relay, bootstrap and cli.
 """

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
 from databus.common.errors import DatabusError, ServerUnavailable
+from databus.common.processes.completion import completed
 from databus.relay.columns.ruled_source import within_limits
 from databus.relay.sources import contract
 from databus.relay.sources.suspended_tables import TableSuspension
@@ -60,11 +61,11 @@ class SourceLink:
         return True
 
     async def close(self, source: contract.Source) -> None:
-        """Close a source of ``make``, in any state."""
+        """Close a source of ``make``, in any state; a cancelled caller waits until it is closed."""
         self.streaming.clear()
         self.source = None
         with contextlib.suppress(Exception):
-            await source.close()
+            await completed(source.close())
 
     async def acknowledge(self, scn: int, durable: Position | None) -> None:
         """Everything up to ``scn`` is on disk, in the ring up to ``durable``; a refusal is logged,

@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from databus.common.processes.completion import completed
+
 MAX_THREADS = 4
 
 
@@ -114,12 +116,8 @@ class SendThreads:
         except asyncio.CancelledError:
             sending.is_cancelled = True
             thread.put(sending)
-            while not sending.done.done():
-                try:
-                    await asyncio.wait((sending.done,))
-                except asyncio.CancelledError:
-                    continue  # it ends at once, and must have
-            sending.done.exception()
+            with contextlib.suppress(Exception):
+                await completed(sending.done)
             raise
         finally:
             thread.load -= 1
