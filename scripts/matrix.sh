@@ -18,19 +18,19 @@ I=tests/integration
 # Types, definitions, dumps, restarts, failover, names, rights: by server.
 mysql=($I/test_mysql_types.py $I/test_mysql_source.py $I/test_mysql_failover.py
     $I/test_binlog_sources.py $I/test_reset_binlog.py $I/test_dotted_names.py
-    $I/test_least_rights.py $I/test_online_schema_changes.py)
+    $I/test_least_privileges.py $I/test_online_schema_changes.py)
 mysql_short=($I/test_mysql_types.py $I/test_binlog_sources.py $I/test_dotted_names.py
-    $I/test_least_rights.py)
+    $I/test_least_privileges.py)
 mariadb=($I/test_mariadb_types.py $I/test_mariadb_source.py $I/test_mariadb_dumps.py
     $I/test_failover.py $I/test_binlog_sources.py $I/test_reset_binlog.py $I/test_dotted_names.py
-    $I/test_least_rights.py)
+    $I/test_least_privileges.py)
 postgres=($I/test_postgres_types.py $I/test_postgres_schemas.py $I/test_postgres_source.py
     $I/test_postgres_tables.py $I/test_postgres_preflight.py $I/test_postgres_publications.py
     $I/test_postgres_dropped.py $I/test_postgres_renamed.py
     $I/test_postgres_publication_gone.py $I/test_postgres_moved_files.py
     $I/test_postgres_definitions.py $I/test_postgres_dumps.py $I/test_postgres_encodings.py
     $I/test_postgres_hostile.py $I/test_failover.py
-    $I/test_dotted_names.py $I/test_failover_slots.py $I/test_least_rights.py)
+    $I/test_dotted_names.py $I/test_failover_slots.py $I/test_least_privileges.py)
 
 scratch=
 trap '[ -z "$scratch" ] || rm -rf "$scratch"' EXIT

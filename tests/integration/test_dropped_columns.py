@@ -15,7 +15,7 @@ import pytest
 from databus.common.config import parse
 from databus.relay.local_relay import LocalRelay
 from databus.relay.sources.contract import Batch
-from tests.integration.test_nameless_binlog import selected
+from tests.integration.test_inferred_column_names import selected
 from tests.relay.dumps.test_resync import words
 from tests.support.capture import PACE, upserted
 from tests.support.config_text import relay_text

@@ -12,9 +12,9 @@ import pytest
 from databus.relay.dumps.dump_records import new_dump
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
-from tests.integration.test_least_rights import USER as READER
-from tests.integration.test_least_rights import statements as page_rights
-from tests.integration.test_stopped_tables import rows_of
+from tests.integration.test_least_privileges import USER as READER
+from tests.integration.test_least_privileges import statements as page_rights
+from tests.integration.test_suspended_tables import rows_of
 from tests.support.capture import capturing, database_config, stored_resume_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually

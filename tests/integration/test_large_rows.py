@@ -11,7 +11,7 @@ import pytest
 
 from databus.common.config import DatabaseConfig
 from databus.relay.processes.fetcher import Fetcher
-from tests.integration.test_stopped_tables import dump
+from tests.integration.test_suspended_tables import dump
 from tests.support.capture import (
     capturing,
     database_config,

@@ -12,7 +12,7 @@ from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql.chunks import mysql_chunks
 from databus.relay.sources.postgres.chunks import postgres_chunks
 from databus.relay.sources.postgres.stream import slot_stream
-from tests.integration.test_stopped_tables import dump, in_database, rows_of
+from tests.integration.test_suspended_tables import dump, in_database, rows_of
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually

@@ -12,7 +12,7 @@ from databus.common.config import DatabaseConfig
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from tests.integration.test_stopped_tables import dump
+from tests.integration.test_suspended_tables import dump
 from tests.support.capture import capturing, database_config, streaming, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import source_of

@@ -14,7 +14,7 @@ from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
 from databus.relay.sources.mysql.mysql_preflight import choose_numbering
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
-from tests.integration.test_stopped_tables import dump, rows_of
+from tests.integration.test_suspended_tables import dump, rows_of
 from tests.support.capture import (
     capturing,
     database_config,

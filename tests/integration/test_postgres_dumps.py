@@ -11,7 +11,7 @@ import pytest
 
 from databus.relay.sources.contract import MAX_CHUNK_BYTES, ChunkRequest
 from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
-from tests.integration.test_stopped_tables import dump, rows_of
+from tests.integration.test_suspended_tables import dump, rows_of
 from tests.storm.replica import RingReplica
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase

@@ -24,9 +24,9 @@ from databus.relay.sources.mysql.chunks import mysql_chunks
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings, read_settings
 from databus.relay.sources.mysql.tables.inferred_columns import LookaheadResult
-from tests.integration.test_least_rights import USER as READER
-from tests.integration.test_least_rights import statements as page_rights
-from tests.integration.test_stopped_tables import dump, in_database, rows_of
+from tests.integration.test_least_privileges import USER as READER
+from tests.integration.test_least_privileges import statements as page_rights
+from tests.integration.test_suspended_tables import dump, in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames

@@ -15,7 +15,7 @@ from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
 from tests.integration.test_statement_effects import stopped
-from tests.integration.test_stopped_tables import dump, in_database, rows_of
+from tests.integration.test_suspended_tables import dump, in_database, rows_of
 from tests.support.capture import (
     capturing,
     database_config,

@@ -35,7 +35,7 @@ from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.contract import Batch, Chunk, ChunkRequest, Finding, Source, TableSize
 from databus.relay.sources.sqlite import sqlite_source
 from databus.relay.sources.suspended_tables import SuspensionState, TableSuspension
-from tests.integration.test_stopped_tables import dump, rows_of
+from tests.integration.test_suspended_tables import dump, rows_of
 from tests.support.capture import capturing, failed_with, stored_resume_state, streaming
 from tests.support.waiting import eventually
 

@@ -16,7 +16,7 @@ from databus.common.schema.source_schema import SourceSchema
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
-from tests.integration.test_stopped_tables import dump, rows_of, session
+from tests.integration.test_suspended_tables import dump, rows_of, session
 from tests.support.capture import (
     capturing,
     database_config,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_stopped_tables import rows_of, session
+from tests.integration.test_suspended_tables import rows_of, session
 from tests.support.capture import capturing, database_config, streaming, suspended
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually

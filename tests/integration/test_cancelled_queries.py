@@ -27,7 +27,7 @@ from databus.relay.sources.postgres.protocol.postgres_settings import (
     read_settings as postgres_settings,
 )
 from databus.relay.sources.sqlite.sqlite_chunks import SqliteChunkReader
-from tests.integration.test_stopped_tables import dump
+from tests.integration.test_suspended_tables import dump
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config

@@ -11,7 +11,7 @@ import pytest
 
 from databus.relay.sources.mysql.mysql_source import MySqlSource
 from databus.relay.sources.mysql.protocol.mysql_connection import BinlogRequest, MySqlConnection
-from tests.integration.test_least_rights import USER, statements
+from tests.integration.test_least_privileges import USER, statements
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end, source_of
 from tests.support.opened_source import open_source, opened_scn

@@ -11,7 +11,7 @@ import pytest
 from databus.common.config import DatabaseConfig
 from databus.common.frame.frame_format import Op
 from databus.relay.processes.fetcher import Fetcher
-from tests.integration.test_stopped_tables import dump, in_database, rows_of, session, warned_of
+from tests.integration.test_suspended_tables import dump, in_database, rows_of, session, warned_of
 from tests.support.capture import capturing, database_config, stored_resume_state, streaming
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import (
