@@ -12,7 +12,7 @@ import annotated_types
 import pydantic
 from pydantic.fields import FieldInfo
 
-from databus.common import config
+from databus.common import config, sink_config
 from databus.common.config_values import parse_bytes, parse_seconds
 
 SECTIONS: dict[str, type[pydantic.BaseModel]] = {
@@ -21,6 +21,9 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[bootstrap]": config.BootstrapConfig,
     "[bootstrap.s3]": config.S3Options,
     "[export]": config.ExportConfig,
+    "[sink]": sink_config.SinkConfig,
+    "[[sink.route]]": sink_config.RouteConfig,
+    "[sink.sql]": sink_config.SqlSinkConfig,
 }
 _INTRODUCTION = """# Configuration
 

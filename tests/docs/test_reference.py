@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import databus.client
 from databus.cli.main import cli
-from databus.common import config
+from databus.common import config, sink_config
 from databus.common.errors import registry
 from databus.relay.sources.chained.chained_source import RelayOptions
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlOptions
@@ -62,6 +62,14 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
         if model is config.DatabaseConfig:
             for name in ("name", "url"):
                 values = {**tomllib.loads(beside[name]), **values}
+        if model is sink_config.SinkConfig:
+            needed = 'name = "copy"\ndatabase = "shop"'
+            kind = "" if key.name in sink_config.KINDS else 'sql = { url = "sqlite:///copy.db" }'
+            values = {**tomllib.loads(f"{needed}\n{kind}"), **values}
+        if model is sink_config.RouteConfig:
+            values = {"source": "shop.*", **values}
+        if model is sink_config.SqlSinkConfig:
+            values = {"url": "sqlite:///copy.db", **values}
         if key.name.startswith("hash_"):
             values |= tomllib.loads(beside[key.name])
         made = model.model_validate(values)

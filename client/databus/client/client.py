@@ -37,7 +37,7 @@ from databus.client.delivery.consumer_calls import Delivery
 from databus.client.delivery.dispatcher import Dispatcher
 from databus.client.delivery.window_reader import LoopThread, PulledWindow, WindowReader
 from databus.client.pulling.pull_machine import Machine, Resume, first_resume
-from databus.client.pulling.puller import Pull, PullStats, Sink, Subscription
+from databus.client.pulling.puller import FrameSink, Pull, PullStats, Subscription
 from databus.client.pulling.raw_windows import RawSink, RawWindows, read_raw
 from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.common.checkpoint import Checkpoint, Position
@@ -369,7 +369,7 @@ class DatabusClient:
                 self._is_stopped = False
 
     @contextlib.asynccontextmanager
-    async def _pulling(self, sink: Sink, resume: Resume) -> AsyncIterator[Pull]:
+    async def _pulling(self, sink: FrameSink, resume: Resume) -> AsyncIterator[Pull]:
         options = self.options
         machine = Machine.of_options(options, self.database, self._relays, self._bootstraps, resume)
         async with Pull(self._subscription, machine, sink, self.schemas, options) as pull:

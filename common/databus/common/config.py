@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from databus.common.config_values import (
     RELAY_SCHEMES,
@@ -25,6 +25,7 @@ from databus.common.config_values import (
     KeyColumns,
     RelayUrl,
     Seconds,
+    Section,
     Url,
 )
 from databus.common.config_values import Secret as Secret
@@ -33,23 +34,14 @@ from databus.common.config_values import parse_bytes as parse_bytes
 from databus.common.config_values import parse_seconds as parse_seconds
 from databus.common.errors import ConfigError
 from databus.common.private import HiddenUrl
-
-
-class _Model(pydantic.BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        arbitrary_types_allowed=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
+from databus.common.sink_config import RouteConfig, SinkConfig, SqlSinkConfig
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class RelayConfig(_Model):
+class RelayConfig(Section):
     """``[relay]``: the HTTP workers, and the folder of the rings."""
 
     listen: Address = "127.0.0.1:8700"
@@ -84,7 +76,7 @@ class RelayConfig(_Model):
     Example: max_wait = "30s" """
 
 
-class DatabaseConfig(_Model):
+class DatabaseConfig(Section):
     """``[[database]]``: one upstream database, its sources and its ring."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
@@ -214,7 +206,7 @@ class DatabaseConfig(_Model):
         return self
 
 
-class S3Options(_Model):
+class S3Options(Section):
     """``[bootstrap.s3]`` and ``[export.s3]``: how an S3 store is reached.
 
     An empty value comes from the environment (``AWS_*``) or from the machine's role. The log
@@ -254,7 +246,7 @@ class S3Options(_Model):
     Example: lease_ttl = "1min" """
 
 
-class BootstrapConfig(_Model):
+class BootstrapConfig(Section):
     """``[bootstrap]``: the log writer, the applier and the server over one store.
 
     No retention setting removes what the base or an open reader needs.
@@ -345,7 +337,7 @@ class BootstrapConfig(_Model):
         return self
 
 
-class ExportConfig(_Model):
+class ExportConfig(Section):
     """``[export]``: where ``databus export`` stores tables that are not in a local folder."""
 
     s3: S3Options | None = None
@@ -358,7 +350,7 @@ class ExportConfig(_Model):
     Example: catalog = { type = "rest", uri = "https://catalog.example" } """
 
 
-class Config(_Model):
+class Config(Section):
     """The whole file. A process uses the sections that are its own."""
 
     relay: RelayConfig | None = None
@@ -372,6 +364,9 @@ class Config(_Model):
 
     export: ExportConfig = ExportConfig()
     """`databus export`."""
+
+    sink: SinkConfig | None = None
+    """The sink of `databus sink`."""
 
     @property
     def export_s3(self) -> S3Options:
@@ -422,19 +417,22 @@ def parse(text: str, origin: str = "configuration", folder: Path | None = None) 
 
 def _resolved(config: Config, folder: Path) -> Config:
     changes: dict[str, Any] = {}
-    for name in ("relay", "bootstrap"):
+    for name in ("relay", "bootstrap", "sink"):
         part = getattr(config, name)
         if part is not None:
             changes[name] = part.model_copy(update={"data_dir": folder / part.data_dir})
     return config.model_copy(update=changes)
 
 
-_MODELS: dict[str, type[_Model]] = {
+_MODELS: dict[str, type[Section]] = {
     "relay": RelayConfig,
     "database": DatabaseConfig,
     "bootstrap": BootstrapConfig,
     "export": ExportConfig,
     "s3": S3Options,
+    "sink": SinkConfig,
+    "route": RouteConfig,
+    "sql": SqlSinkConfig,
 }
 
 

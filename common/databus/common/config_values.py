@@ -10,10 +10,24 @@ import os
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+import pydantic
+from pydantic import BeforeValidator, ConfigDict
 
 from databus.common.errors import ConfigError
 from databus.common.private import HiddenUrl
+
+
+class Section(pydantic.BaseModel):
+    """A section of the file: frozen, without unknown keys, described by its docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
 
 _SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

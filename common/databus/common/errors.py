@@ -310,6 +310,21 @@ class ConsumerFailed(DatabusError):
     hint = "Fix the consumer (the cause is chained), and start it again from its checkpoint."
 
 
+class SinkUnavailable(DatabusError):
+    """The target of a sink does not answer, or refuses a connection."""
+
+    code = "sink_unavailable"
+    retry = True
+    hint = "Start the target, or correct its address. The sink retries and loses nothing."
+
+
+class SinkRefused(DatabusError):
+    """The target of a sink refuses rows or a definition, and a retry cannot help."""
+
+    code = "sink_refused"
+    hint = "Change the target or the configuration as the message says, then start the sink again."
+
+
 class DumpFailed(DatabusError):
     """A dump failed before its end; it can be resumed."""
 

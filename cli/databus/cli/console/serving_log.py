@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, DatabaseConfig
+    from databus.common.sink_config import SinkConfig
 
 NO_NUMBA = "DATABUS_NO_NUMBA"
 COMPILE_FIRST = "DATABUS_COMPILE_FIRST"
@@ -110,6 +111,17 @@ def announce_bootstrap(url: str, config: BootstrapConfig) -> None:
         ", ".join(map(str, config.relays)),
     )
     _log.info("status %s/v1/status, metrics %s/metrics", url, url)
+
+
+def announce_sink(config: SinkConfig) -> None:
+    """Log what a sink reads, and its kind."""
+    _log.info(
+        "sink %s of kind %s reads %s of %s",
+        config.name,
+        ", ".join(config.kinds),
+        config.database,
+        ", ".join(map(str, config.relays)),
+    )
 
 
 def announce_writer(config: BootstrapConfig) -> None:

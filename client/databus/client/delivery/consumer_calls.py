@@ -327,7 +327,7 @@ class Delivery:
         if self._batching is not None:
             assert due.block is not None
             parts = [(due.block, np.arange(due.start, due.stop))]
-            batch = DataBatch(self._batching, due.source, self.dispatcher.mode, parts)
+            batch = DataBatch(self._batching, due.source, self.dispatcher.mode, parts, due.window)
             return await self._call(self.consumer.onDataBatch, batch)
         events = due.events()
         if self.options.dispatch == "serial":

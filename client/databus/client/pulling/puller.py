@@ -76,7 +76,7 @@ class Subscription:
         return query
 
 
-class Sink(Protocol):
+class FrameSink(Protocol):
     """Where pulled frames go."""
 
     @property
@@ -129,7 +129,7 @@ class Puller:
     subscription: Subscription
     machine: Machine
     transport: Transport
-    sink: Sink
+    sink: FrameSink
     schemas: SchemaSet
     options: Options
     stats: PullStats
@@ -429,7 +429,7 @@ class Pull:
         self,
         subscription: Subscription,
         machine: Machine,
-        sink: Sink,
+        sink: FrameSink,
         schemas: SchemaSet,
         options: Options,
     ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from databus.client.application.events import Decoding, Mode
+from databus.client.application.events import Decoding, Event, Mode, Window
 from databus.client.application.frame_blocks import Block
 from databus.common.checkpoint import Position
 from databus.common.compiled.kernels import I64Array
@@ -57,13 +57,19 @@ class DataBatch:
     ``len(batch)`` is the number of rows.
     """
 
-    __slots__ = ("_arrow", "_decoding", "_parts", "mode", "schema", "source")
+    __slots__ = ("_arrow", "_decoding", "_parts", "_window", "mode", "schema", "source")
 
     def __init__(
-        self, decoding: BatchDecoding, source: str, mode: Mode, parts: Sequence[RowsOfBlock]
+        self,
+        decoding: BatchDecoding,
+        source: str,
+        mode: Mode,
+        parts: Sequence[RowsOfBlock],
+        window: Window | None = None,
     ) -> None:
         self._decoding = decoding
         self._parts = parts
+        self._window = window
         self._arrow: Any = None
         self.source = source
         """The table, as schema.table."""
@@ -109,6 +115,46 @@ class DataBatch:
             ]
             self._arrow = batches[0] if len(batches) == 1 else _joined(batches)
         return self._arrow
+
+    @property
+    def versions(self) -> Iterator[tuple[SourceSchema, Any]]:
+        """The rows as ``arrow`` has them, in pieces of one schema version, in order.
+
+        A piece has the columns of the version that its rows were written with; in a bootstrap those
+        of ``schema``.
+
+        Raises:
+            FormatError: the bytes of a row are not of their schema.
+        """
+        if self.mode == "bootstrap":
+            yield self.schema, self.arrow
+            return
+        by_fingerprint = self._decoding.decoding.schemas.by_fingerprint
+        for block, rows in self._parts:
+            prints = block.columns.schema_fp[rows]
+            edges = np.flatnonzero(prints[1:] != prints[:-1]) + 1
+            data = np.frombuffer(block.data, dtype=np.uint8)
+            for piece in np.split(rows, edges):
+                schema = by_fingerprint(block.schema_fps[int(piece[0])])
+                yield schema, self._decoding.decoder(schema).batch(data, block.columns, piece)
+
+    def events(self) -> Iterator[Event]:
+        """The rows one after another, as ``onDataEvent`` would receive them."""
+        for block, rows in self._parts:
+            window = self._window
+            for index in rows.tolist():
+                if window is None or (
+                    window is not self._window and window.scn != block.scns[index]
+                ):
+                    window = self._window_of(block, index)
+                yield Event(block, index, window)
+
+    def _window_of(self, block: Block, index: int) -> Window:
+        window = Window(self._decoding.decoding, self.mode, block, index)
+        end = block.window_end(index)
+        if end >= 0 and block.scns[end] == window.scn:
+            window.ended_by(block, end)
+        return window
 
     def __repr__(self) -> str:
         return f"<DataBatch {self.source} {len(self)} rows {self.first}..{self.last}>"

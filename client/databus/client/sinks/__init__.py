@@ -1,0 +1,26 @@
+"""Sinks: changes written to another system, by a consumer with retries, batches and routing.
+
+In reading order: ``sink`` (the protocol and its contract), ``sink_batch`` (what a sink writes),
+``sink_routes`` (source to target), ``sink_consumer`` (the consumer that drives a sink),
+``sink_process`` (one configured sink from start to stop, its metrics), ``sink_kinds`` (the sink of
+a configuration), ``sql/`` (mirrors of the tables in a database).
+
+Imported by applications and by the command line.  It imports the rest of the room.
+"""
+
+from __future__ import annotations
+
+from databus.client.sinks.sink import Sink, SinkContext
+from databus.client.sinks.sink_batch import SinkBatch, SinkRow, SinkTable
+from databus.client.sinks.sink_process import SinkProcess
+from databus.client.sinks.sink_routes import SinkRoutes
+
+__all__ = [
+    "Sink",
+    "SinkBatch",
+    "SinkContext",
+    "SinkProcess",
+    "SinkRoutes",
+    "SinkRow",
+    "SinkTable",
+]

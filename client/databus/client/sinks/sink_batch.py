@@ -1,0 +1,268 @@
+"""What a sink writes: rows in commit order, or tables of Arrow columns.
+
+Routes, columns and the transform are applied here, so that every sink has them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from databus.client.application.events import Event
+from databus.client.sinks.sink_routes import Route, SinkRoutes
+from databus.client.tables.data_batch import DataBatch
+from databus.common.checkpoint import Position
+from databus.common.errors import SinkRefused
+from databus.common.schema.source_schema import SourceSchema
+
+_UNSET: Any = object()
+
+
+class SinkRow:
+    """One change on its way to a target.  A transform may set ``target``, ``key``, ``value``,
+    ``before`` and ``op``; what it does not set is that of ``event``, decoded on access.
+
+    A document of JSON is its text.
+    """
+
+    __slots__ = ("_before", "_columns", "_key", "_value", "event", "op", "target")
+
+    def __init__(self, event: Event, route: Route) -> None:
+        self.event = event
+        """The change as the stream has it: position, window, schema, frame."""
+        self.target = route.target
+        """Where it goes."""
+        self.op = event.op
+        """c inserted, u updated, d deleted, r read by a dump, t truncated."""
+        self._columns = route.columns
+        self._key = self._value = self._before = _UNSET
+
+    @property
+    def source(self) -> str:
+        """The table that it comes from."""
+        return self.event.source
+
+    @property
+    def position(self) -> Position:
+        """(scn, seq): unique in the stream, and the same each time the change comes."""
+        return self.event.position
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The key's columns; empty for a truncate."""
+        if self._key is _UNSET:
+            self._key = self.event.key
+        found: dict[str, Any] = self._key
+        return found
+
+    @key.setter
+    def key(self, key: dict[str, Any]) -> None:
+        self._key = key
+
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """The row after the change, without columns that the source left out; None after a
+        delete."""
+        if self._value is _UNSET:
+            self._value = self._chosen(self.event.value)
+        found: dict[str, Any] | None = self._value
+        return found
+
+    @value.setter
+    def value(self, value: dict[str, Any] | None) -> None:
+        self._value = value
+
+    @property
+    def before(self) -> dict[str, Any] | None:
+        """The row before the change; None if the source does not give it."""
+        if self._before is _UNSET:
+            self._before = self._chosen(self.event.before)
+        found: dict[str, Any] | None = self._before
+        return found
+
+    @before.setter
+    def before(self, before: dict[str, Any] | None) -> None:
+        self._before = before
+
+    def _chosen(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
+        if row is None or not self._columns:
+            return row
+        key = self.event.schema.key
+        return {name: row[name] for name in row if name in self._columns or name in key}
+
+    def __repr__(self) -> str:
+        return f"<SinkRow {self.op} {self.source} -> {self.target} {self.position}>"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTable:
+    """Changes of one source and one schema version, in commit order, as columns."""
+
+    source: str
+    target: str
+    schema: SourceSchema
+    """The columns that go to the target; the key is always among them."""
+    is_bootstrap: bool
+    arrow: Any
+    """A ``pyarrow.RecordBatch`` as in ``DataBatch.arrow``: the columns of ``schema``, then
+    ``_op``, ``_scn``, ``_seq``, ``_commit_time`` and ``_absent``."""
+
+
+class SinkBatch:
+    """Rows of whole windows, or of a part of one; ``len(batch)`` counts them before routing.
+
+    Owner: the sink's ``write``; a batch may be read several times, and in any thread.
+    """
+
+    def __init__(self, batches: Sequence[DataBatch], routes: SinkRoutes) -> None:
+        self._batches = batches
+        self._routes = routes
+
+    def __len__(self) -> int:
+        return sum(map(len, self._batches))
+
+    def rows(self) -> Iterator[SinkRow]:
+        """The rows in commit order; in a bootstrap, in the order in which they came.
+
+        Raises:
+            SinkRefused: the transform failed.
+        """
+        transform = self._routes.transform
+        for event in self._events():
+            route = self._routes.of(event.source)
+            if route is None:
+                continue
+            row: SinkRow | None = SinkRow(event, route)
+            if transform is not None:
+                assert row is not None
+                row = _transformed(transform, row)
+            if row is not None:
+                yield row
+
+    def tables(self) -> Iterator[SinkTable]:
+        """The rows by source and schema version.
+
+        The order of rows of different sources is lost.  A transform may change values and leave
+        rows out; it cannot add columns here.
+
+        Raises:
+            SinkRefused: the transform failed.
+            FormatError: the bytes of a row are not of their schema.
+        """
+        by_source: dict[tuple[str, bool], list[DataBatch]] = {}
+        for batch in self._batches:
+            by_source.setdefault((batch.source, batch.mode == "bootstrap"), []).append(batch)
+        for (source, is_bootstrap), batches in by_source.items():
+            route = self._routes.of(source)
+            if route is None:
+                continue
+            for schema, pieces in _runs(self._pieces(batches)):
+                chosen = _chosen_schema(schema, route)
+                arrow = _joined(pieces)
+                if len(chosen.columns) < len(schema.columns):
+                    names = [column.name for column in chosen.columns]
+                    arrow = arrow.select([*names, *arrow.schema.names[len(schema.columns) :]])
+                yield SinkTable(source, route.target, chosen, is_bootstrap, arrow)
+
+    def _pieces(self, batches: Sequence[DataBatch]) -> Iterator[tuple[SourceSchema, Any]]:
+        for batch in batches:
+            for schema, arrow in batch.versions:
+                if self._routes.transform is None:
+                    yield schema, arrow
+                else:
+                    yield schema, self._transformed_rows(batch, schema, arrow)
+
+    def _transformed_rows(self, batch: DataBatch, schema: SourceSchema, arrow: Any) -> Any:
+        """The rows of a piece after the transform."""
+        import pyarrow as pa
+
+        assert self._routes.transform is not None
+        wanted = set(zip(arrow["_scn"].to_pylist(), arrow["_seq"].to_pylist(), strict=True))
+        plain = Route(batch.source)
+        texts = {field.name for field in arrow.schema if field.type == pa.string()}
+        rows = []
+        for event in batch.events():
+            if (event.scn, event.seq) not in wanted:
+                continue
+            row = _transformed(self._routes.transform, SinkRow(event, plain))
+            if row is None:
+                continue
+            values = row.value if row.value is not None else (row.before or row.key)
+            rows.append(
+                {name: _arrow_value(value, name in texts) for name, value in values.items()}
+                | {"_op": row.op, "_scn": event.scn, "_seq": event.seq}
+                | {"_commit_time": event.commit_time, "_absent": sorted(event.absent) or None}
+            )
+        try:
+            return pa.RecordBatch.from_pylist(rows, schema=arrow.schema)
+        except pa.ArrowException as error:
+            raise SinkRefused(
+                f"the transform gave {schema.source} a value that does not fit its column: {error}"
+            ) from error
+
+    def _events(self) -> Iterator[Event]:
+        """All events; those of whole online windows by position, as several sources share them."""
+        online: list[Event] = []
+        for batch in self._batches:
+            if batch.mode == "online":
+                online.extend(batch.events())
+                continue
+            yield from _in_order(online)
+            online = []
+            yield from batch.events()
+        yield from _in_order(online)
+
+
+def _in_order(events: list[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: event.position)
+
+
+def _transformed(transform: Callable[[SinkRow], SinkRow | None], row: SinkRow) -> SinkRow | None:
+    try:
+        return transform(row)
+    except Exception as error:
+        raise SinkRefused(f"the transform failed for {row!r}: {error!r}") from error
+
+
+def _chosen_schema(schema: SourceSchema, route: Route) -> SourceSchema:
+    if not route.columns:
+        return schema
+    wanted = route.columns | set(schema.key)
+    return replace(schema, columns=tuple(one for one in schema.columns if one.name in wanted))
+
+
+def _runs(
+    pieces: Iterator[tuple[SourceSchema, Any]],
+) -> Iterator[tuple[SourceSchema, list[Any]]]:
+    """The pieces, those of one version after another together."""
+    run: list[Any] = []
+    before: SourceSchema | None = None
+    for schema, piece in pieces:
+        if before is not None and schema.fingerprint != before.fingerprint:
+            yield before, run
+            run = []
+        before = schema
+        run.append(piece)
+    if before is not None:
+        yield before, run
+
+
+def _joined(pieces: list[Any]) -> Any:
+    import pyarrow as pa
+
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_batches(pieces)
+
+
+def _arrow_value(value: Any, is_text: bool) -> Any:
+    """A decoded value as Arrow columns hold it."""
+    if isinstance(value, dt.time):
+        return value.isoformat("microseconds")
+    if isinstance(value, dt.timedelta):
+        return value // dt.timedelta(microseconds=1)
+    return str(value) if is_text and isinstance(value, uuid.UUID | decimal.Decimal) else value

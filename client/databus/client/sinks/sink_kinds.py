@@ -1,0 +1,35 @@
+"""The sink that a configuration describes."""
+
+from __future__ import annotations
+
+from databus.client.sinks.sink import Sink
+from databus.common.errors import ConfigError
+from databus.common.sink_config import SinkConfig, SqlSinkConfig
+
+
+def sink_of(config: SinkConfig) -> Sink:
+    """The sink of the section of a kind that the configuration has.
+
+    Raises:
+        ConfigError: its URL is of no kind that is known.
+        MissingDependency: the driver is not installed.
+    """
+    if config.sql is not None:
+        return _sql_mirror(config.sql)
+    raise ConfigError(f"the sink {config.name} has no section of a kind")
+
+
+def _sql_mirror(config: SqlSinkConfig) -> Sink:
+    from databus.client.sinks.sql.sql_mirror import SqlMirror
+    from databus.client.sinks.sql.sql_target import SqlTarget
+
+    url = config.url.reveal
+    scheme, _, rest = url.partition("://")
+    target: SqlTarget
+    if scheme == "sqlite":
+        from databus.client.sinks.sql.sqlite_target import SqliteTarget
+
+        target = SqliteTarget(rest.removeprefix("/"))
+    else:
+        raise ConfigError(f"[sink.sql] url: the scheme {scheme!r} is none of sqlite")
+    return SqlMirror(target, adopts_tables=config.existing == "adopt")

@@ -1,0 +1,147 @@
+"""``[sink]``: the sections of the configuration that ``databus sink`` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+from pydantic import Field
+
+from databus.common.config_values import HiddenText, RelayUrl, Seconds, Section
+from databus.common.private import HiddenUrl
+
+
+class RouteConfig(Section):
+    """``[[sink.route]]``: where the rows of some sources go.
+
+    The first route that names a source is used. With routes, a source that none of them names is
+    left out.
+    """
+
+    source: str
+    """Sources: a glob over `schema.table`.
+    Example: source = "shop.order*" """
+
+    target: str = ""
+    """Where they go: a name with `{database}`, `{source}`, `{schema}` and `{table}` in it. Empty
+    for the default of the kind of sink.
+    Example: target = "mirror_{table}" """
+
+    columns: tuple[str, ...] = ()
+    """Columns that go there, besides those of the key. Empty for all.
+    Example: columns = ["state", "amount"] """
+
+
+class SqlSinkConfig(Section):
+    """``[sink.sql]``: tables of a database as a mirror of the sources."""
+
+    url: HiddenText
+    """The database. The scheme selects its kind: `sqlite`. `env:NAME` reads the URL from an
+    environment variable.
+    Example: url = "sqlite:////var/lib/shop/mirror.db" """
+
+    existing: Literal["refuse", "adopt"] = "refuse"
+    """What to do if a table of the target is there already and this sink has not made it: `refuse`
+    stops the sink, `adopt` uses the table. Rows that it has are then replaced by key, and rows that
+    the source does not have remain.
+    Example: existing = "adopt" """
+
+
+class SinkConfig(Section):
+    """``[sink]``: a consumer that writes the changes of a database to another system.
+
+    Exactly one section of a kind, such as `[sink.sql]`, says where.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    """Name of the sink, for its checkpoint and its metrics.
+    Example: name = "reports" """
+
+    database: str
+    """Database of the relay that the sink reads.
+    Example: database = "shop" """
+
+    relays: tuple[RelayUrl, ...] = (HiddenUrl("http://127.0.0.1:8700"),)
+    """Base URLs of the relays.
+    Example: relays = ["http://relay-a:8700", "http://relay-b:8700"] """
+
+    bootstraps: tuple[RelayUrl, ...] = ()
+    """Base URLs of the bootstrap servers. Without one, a new sink begins with the oldest change
+    that the relay has.
+    Example: bootstraps = ["http://127.0.0.1:8701"] """
+
+    sources: tuple[str, ...] = ("*",)
+    """Tables to read: globs over `schema.table`.
+    Example: sources = ["shop.*"] """
+
+    start: Literal["bootstrap", "oldest", "latest"] = "bootstrap"
+    """Where a sink without a checkpoint begins: with the whole tables, with the oldest change of
+    the relay, or with the next one.
+    Example: start = "latest" """
+
+    partition: str | None = None
+    """Keys to read, as `mod:COUNT:A,B`. Several sinks with a partition each share the work.
+    Example: partition = "mod:2:0" """
+
+    transform: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
+    """A function `module:function` that receives each `SinkRow`, and returns it or None to leave it
+    out.
+    Example: transform = "shop_rules:without_drafts" """
+
+    batch_rows: int = Field(default=10_000, ge=1)
+    """Number of rows after which the sink commits; a larger transaction is written in several
+    batches.
+    Example: batch_rows = 1000 """
+
+    commit_every: Seconds = Field(default=0.1, ge=0)
+    """Least time between two commits.
+    Example: commit_every = "1s" """
+
+    retry: Seconds = Field(default=0.1, gt=0)
+    """Pause before the first retry; each further one is twice as long.
+    Example: retry = "1s" """
+
+    retry_most: Seconds = Field(default=30.0, gt=0)
+    """Longest pause before a retry.
+    Example: retry_most = "5min" """
+
+    max_retries: int = Field(default=0, ge=0)
+    """Number of failures without a commit in between after which the sink stops. 0 to retry without
+    limit.
+    Example: max_retries = 20 """
+
+    data_dir: Path = Path("var/sink")
+    """Folder of the checkpoint, for a sink that does not store it with the rows. A relative path
+    starts at the configuration file.
+    Example: data_dir = "/var/lib/databus/sink" """
+
+    listen: str = Field(default="", pattern=r"^([^:]+:\d{1,5})?$")
+    """Address and port of the metrics, `/metrics`. Empty for none.
+    Example: listen = "127.0.0.1:8702" """
+
+    route: tuple[RouteConfig, ...] = ()
+    """Where the rows go, by source.
+    Example: route = [{ source = "shop.*", target = "{table}" }] """
+
+    sql: SqlSinkConfig | None = None
+    """The tables of a database.
+    Example: sql = { url = "sqlite:///mirror.db" } """
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of which there is a section."""
+        return [name for name in KINDS if getattr(self, name) is not None]
+
+    @pydantic.model_validator(mode="after")
+    def _has_one_kind(self) -> SinkConfig:
+        if len(self.kinds) != 1:
+            found = ", ".join(self.kinds) or "none"
+            raise ValueError(
+                f"a sink needs exactly one of {', '.join(KINDS)} as a section, and has {found}"
+            )
+        return self
+
+
+KINDS = ("sql",)
+"""The sections of which a sink has exactly one."""
