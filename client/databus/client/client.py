@@ -19,11 +19,11 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Unpack
 
 from databus.client.application.consumer import Consumer
 from databus.client.application.events import Decoding
-from databus.client.application.options import parse_options
+from databus.client.application.options import OptionFields, parse_options
 from databus.client.checkpoints.checkpoint_stores import (
     ApplicationCheckpoints,
     CheckpointStore,
@@ -46,7 +46,8 @@ from databus.common.filters.stream_filter import parse_ops, parse_partition, par
 from databus.common.private import HiddenUrl
 from databus.common.schema.source_schema import SchemaSet
 
-Start = str | int | Position | dt.datetime | Checkpoint
+StartWord = Literal["bootstrap", "oldest", "latest"]
+Start = StartWord | int | Position | dt.datetime | Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class DatabusClient:
         start: Start = "bootstrap",
         partition: str | None = None,
         ops: str | Iterable[str] | None = None,
-        **options: Any,
+        **options: Unpack[OptionFields],
     ) -> None:
         self.options = parse_options(options)
         self.consumer = consumer

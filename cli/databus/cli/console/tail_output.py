@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any
+from typing import Any, cast, get_args
 
 from rich.console import Console
 
 from databus.cli.console.http_client import call, split_database
 from databus.client import DatabusClient, RawWindows
+from databus.client.client import Start, StartWord
 from databus.client.pulling.pull_machine import Verb
 from databus.common.errors import BadRequest
 from databus.common.http.json_rendering import Renderer, to_line
@@ -90,13 +91,13 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def _start(text: str, bootstraps: list[str]) -> str | int | dt.datetime:
+def _start(text: str, bootstraps: list[str]) -> Start:
     if text.isdigit():
         return int(text)
     if text == "bootstrap" and not bootstraps:
         raise BadRequest("--from bootstrap needs --bootstrap URL")
-    if text in ("oldest", "latest", "bootstrap"):
-        return text
+    if text in get_args(StartWord):
+        return cast("StartWord", text)
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from databus.common.errors import ConfigError
 from databus.common.schema.source_schema import SourceSchema
@@ -91,6 +91,37 @@ class Options:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is below {low}")
+
+
+class OptionFields(TypedDict, total=False):
+    """The fields of ``Options`` as keyword arguments, for editors and type checkers."""
+
+    dispatch: Dispatch
+    workers: int
+    on_gap: OnGap
+    checkpoint_every_windows: int
+    checkpoint_every_s: float
+    idle_checkpoint_s: float
+    batch_rows: int
+    batch_ms: int
+    callback_budget_s: float | None
+    max_retries: int
+    retry_s: float
+    retry_most_s: float
+    buffer_bytes: int
+    max_bytes: int | None
+    follow: bool
+    wait_ms: int
+    connect_timeout_s: float
+    answer_timeout_s: float
+    silence_timeout_s: float
+    reconnect_s: float
+    reconnect_most_s: float
+    max_pull_failures: int | None
+    reader_schemas: Mapping[str, SourceSchema]
+    client_name: str
+    objects: bool
+    seed: int | None
 
 
 def parse_options(values: Mapping[str, Any]) -> Options:
