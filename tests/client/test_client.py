@@ -16,6 +16,7 @@ from databus.client import (
     DatabusClient,
     Event,
     FileCheckpoints,
+    NoCheckpoints,
     OnlineCheckpoint,
     Position,
     Result,
@@ -548,3 +549,16 @@ async def test_a_quiet_relay_that_is_polled_does_not_end_the_client(scripted: St
         server.append(orders(2, 2))
         await recorder.until(lambda r: len(r.positions) == 2)
     assert client.status.failure_count == 0
+
+
+async def test_a_client_that_stores_no_checkpoints_warns_once(
+    scripted: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await scripted(orders(1, 1))
+    for settings, expected in (({}, 1), ({"checkpoints": NoCheckpoints()}, 0)):
+        caplog.clear()
+        client = make(None, server.url, **settings)
+        for _ in range(2):
+            assert [one.scn async for one in client.awindows(idle_s=0.05)] == [1]
+        warned = [one for one in caplog.messages if "nothing stores checkpoints" in one]
+        assert len(warned) == expected

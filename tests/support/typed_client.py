@@ -15,3 +15,22 @@ def wrong_settings() -> None:
     DatabusClient(database="shop", relays=[], workers="4")  # type: ignore[arg-type] # a text
     DatabusClient(database="shop", relays=[], start="now")  # type: ignore[arg-type] # no such word
     DatabusClient(database="shop", relays=[], dispatch="serial", workers=2, on_gap="oldest")
+
+
+def wrong_loops(client: DatabusClient) -> None:
+    """The calls of the other iterator."""
+    for window in client.windows():
+        window.acommit()  # type: ignore[attr-defined] # of awindows()
+    for _ in client.awindows():  # type: ignore[attr-defined] # needs async for
+        pass
+
+
+async def wrong_asynchronous_loops(client: DatabusClient) -> None:
+    """The calls of the other iterator, in a coroutine."""
+    async for window in client.awindows():
+        window.commit()  # type: ignore[attr-defined] # of windows()
+        window.acommit()  # type: ignore[unused-coroutine] # not awaited
+        for _ in window:  # type: ignore[attr-defined] # needs async for
+            pass
+    async for _ in client.windows():  # type: ignore[attr-defined] # needs for
+        pass

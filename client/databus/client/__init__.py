@@ -18,7 +18,12 @@ from databus.client.checkpoints.database_checkpoints import (
     DatabaseCheckpoints,
 )
 from databus.client.client import DatabusClient, Status
-from databus.client.delivery.window_reader import PulledWindow
+from databus.client.delivery.pulled_windows import (
+    AsyncPulledWindow,
+    AsyncWindows,
+    PulledWindow,
+    Windows,
+)
 from databus.client.pulling.raw_windows import RawWindows
 from databus.client.tables.data_batch import DataBatch
 from databus.common.checkpoint import (
@@ -32,6 +37,8 @@ from databus.common.checkpoint import encode as encode_checkpoint
 
 __all__ = [
     "ApplicationCheckpoints",
+    "AsyncPulledWindow",
+    "AsyncWindows",
     "AsyncpgCheckpoints",
     "BootstrapCheckpoint",
     "Checkpoint",
@@ -53,6 +60,7 @@ __all__ = [
     "Status",
     "StoredCheckpoint",
     "Window",
+    "Windows",
     "decode_checkpoint",
     "encode_checkpoint",
 ]

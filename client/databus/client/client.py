@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import inspect
+import logging
 import random
 import signal
 import threading
@@ -13,13 +14,12 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from databus.client.application.consumer import Consumer
 from databus.client.application.events import Decoding
@@ -35,7 +35,12 @@ from databus.client.checkpoints.database_checkpoints import (
 )
 from databus.client.delivery.consumer_calls import Delivery
 from databus.client.delivery.dispatcher import Dispatcher
-from databus.client.delivery.window_reader import LoopThread, PulledWindow, WindowReader
+from databus.client.delivery.pulled_windows import (
+    AsyncPulledWindow,
+    AsyncWindows,
+    Windows,
+)
+from databus.client.delivery.window_reader import NewWindow, W, WindowReader
 from databus.client.pulling.pull_machine import Machine, Resume, first_resume
 from databus.client.pulling.puller import FrameSink, Pull, PullStats, Subscription
 from databus.client.pulling.raw_windows import RawSink, RawWindows, read_raw
@@ -45,6 +50,8 @@ from databus.common.errors import BadCheckpoint, ConfigError
 from databus.common.filters.stream_filter import parse_ops, parse_partition, parse_sources
 from databus.common.private import HiddenUrl
 from databus.common.schema.source_schema import SchemaSet
+
+log = logging.getLogger("databus.client")
 
 StartWord = Literal["bootstrap", "oldest", "latest"]
 Start = StartWord | int | Position | dt.datetime | Checkpoint
@@ -128,6 +135,7 @@ class DatabusClient:
         self._relays = _urls("relays", relays)
         self._bootstraps = _urls("bootstraps", bootstraps)
         self._store: CheckpointStore = checkpoints or NoCheckpoints()
+        self._warns = checkpoints is None
         if self.options.dispatch == "across_windows" and isinstance(
             checkpoints, ApplicationCheckpoints | AsyncpgCheckpoints | DatabaseCheckpoints
         ):
@@ -257,7 +265,7 @@ class DatabusClient:
                 with contextlib.suppress(RuntimeError):  # the loop has just been closed
                     self._loop.call_soon_threadsafe(self._stop_on_loop)
 
-    async def awindows(self, *, idle_s: float | None = None) -> AsyncGenerator[PulledWindow, None]:
+    def awindows(self, *, idle_s: float | None = None) -> AsyncWindows:
         """The windows one after another; ``await window.acommit()`` when done with one.
 
         Ends at ``stop``, or when a relay has sent nothing for ``idle_s``.
@@ -265,24 +273,14 @@ class DatabusClient:
         Raises:
             DatabusError: the stream cannot be continued.
         """
-        async with self._reader(None) as reader:
-            while batch := await reader.batch(idle_s):
-                for window in batch:
-                    yield window
+        return AsyncWindows(self._reader(AsyncPulledWindow), idle_s)
 
-    def windows(self, *, idle_s: float | None = None) -> Iterator[PulledWindow]:
+    def windows(self, *, idle_s: float | None = None) -> Windows:
         """As ``awindows``, for code without an event loop: ``window.commit()`` when done.
 
         Frames are pulled by a thread in the background.
         """
-        with LoopThread() as thread:
-            context = self._reader(thread.wait)
-            reader = thread.wait(_enter(context))
-            try:
-                while batch := thread.wait(reader.batch(idle_s)):
-                    yield from batch
-            finally:
-                thread.wait(_leave(context))
+        return Windows(self._reader, idle_s)
 
     async def raw_windows(
         self, start: Start | None = None, *, part_bytes: int = 4 << 20
@@ -305,9 +303,7 @@ class DatabusClient:
                 yield part
 
     @contextlib.asynccontextmanager
-    async def _reader(
-        self, wait: Callable[[Coroutine[Any, Any, Any]], Any] | None
-    ) -> AsyncIterator[WindowReader]:
+    async def _reader(self, new_window: NewWindow[W]) -> AsyncIterator[WindowReader[W]]:
         async with self._reading() as (dispatcher, buffer, pull):
             reader = WindowReader(
                 dispatcher=dispatcher,
@@ -315,14 +311,22 @@ class DatabusClient:
                 store=self._store,
                 pulling=pull.pulling,
                 is_flowing=lambda: pull.stats.is_flowing,
-                run_on_loop=wait,
+                new_window=new_window,
             )
-            with self._stoppable(reader.stop):
+            with self._stoppable(reader.stop), contextlib.closing(reader):
                 yield reader
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[tuple[Dispatcher, ReplayBuffer, Pull]]:
         """A dispatcher, its buffer, and a pull that begin at the stored checkpoint."""
+        if self._warns:
+            self._warns = False
+            log.warning(
+                "database %s: nothing stores checkpoints, so every start begins at start=%r; give "
+                "checkpoints=FileCheckpoints(path), or NoCheckpoints() if you want that",
+                self.database,
+                self._start,
+            )
         try:
             checkpoint = await self._load()
             buffer = self._buffer = ReplayBuffer(self.options.buffer_bytes)
@@ -377,14 +381,6 @@ class DatabusClient:
             self._pull = pull
             pull.begin(machine.resume, 0)
             yield pull
-
-
-async def _enter(context: contextlib.AbstractAsyncContextManager[WindowReader]) -> WindowReader:
-    return await context.__aenter__()
-
-
-async def _leave(context: contextlib.AbstractAsyncContextManager[WindowReader]) -> None:
-    await context.__aexit__(None, None, None)
 
 
 def _urls(name: str, urls: Sequence[str]) -> tuple[HiddenUrl, ...]:

@@ -1,4 +1,4 @@
-"""JSON documents and PostgreSQL's arrays in ``event.value``; windows read in the wrong way."""
+"""JSON documents and PostgreSQL's arrays in ``event.value``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 
 from databus.client import DatabusClient
 from databus.client.application.json_documents import converters, parse_array, parse_document
-from databus.common.errors import UsageError
 from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.client.conftest import StartServer
-from tests.client.shop import orders
 
 TABLE = SourceSchema(
     "public.t",
@@ -82,16 +80,3 @@ async def test_values_come_as_objects_or_with_objects_off_as_their_text(
         client = DatabusClient(database="shop", relays=[server.url], start="oldest", objects=switch)
         found = [event.value async for one in client.awindows(idle_s=0.1) async for event in one]
         assert [tuple(row.values())[1:] for row in found if row] == [expected]
-
-
-async def test_a_plain_for_over_a_window_of_awindows_is_an_error_of_usage(
-    scripted: StartServer,
-) -> None:
-    server = await scripted(orders(1, 1, 2000))
-    client = DatabusClient(database="shop", relays=[server.url], start="oldest", buffer_bytes=2000)
-    windows = client.awindows(idle_s=0.1)
-    window = await anext(windows)
-    for misuse in (lambda: list(window), lambda: next(iter(window)), window.commit):
-        with pytest.raises(UsageError, match=r"async for event in window.*await window.acommit"):
-            misuse()
-    await windows.aclose()

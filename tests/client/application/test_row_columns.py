@@ -77,13 +77,17 @@ def test_any_order_of_access_gives_every_row_its_value(order: list[int]) -> None
         assert events[index].value == expected(index)
 
 
-def test_a_value_is_the_applications_to_change() -> None:
-    events = events_of(*inserted(100), schemas=SchemaSet([ITEMS]))
+def test_a_value_is_decoded_once_and_the_applications_to_change() -> None:
+    schemas = SchemaSet([ITEMS])
+    events = events_of(*inserted(100), schemas=schemas)
     for number, event in enumerate(events):
         value = event.value
-        assert value is not None
+        assert value == expected(number)
+        assert event.value is value
         value["doc"]["n"] = value["name"] = None
-        assert event.value == expected(number)
+    # A replay makes new events of the same bytes.
+    again = [Event(event._block, event._index, event.window) for event in events]
+    assert [event.value for event in again] == [expected(number) for number in range(100)]
 
 
 def test_deletes_and_partial_rows_between_the_others_have_their_own_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from databus.client import DatabusClient, FileCheckpoints, Position
-from databus.common.errors import InternalError, ScnTooOld
+from databus.common.errors import InternalError, ScnTooOld, StoreBusy, UsageError
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.shop import orders
@@ -218,3 +219,98 @@ async def test_awindows_that_are_kept_can_be_read_when_the_iteration_has_ended(
     assert [event.seq async for event in taken[0]] == [0]
     with pytest.raises(InternalError, match="the iteration has ended"):
         _ = [event async for event in taken[1]]
+    with pytest.raises(InternalError, match="the iteration has ended"):
+        await taken[0].acommit()
+
+
+async def test_the_events_of_a_window_can_be_read_twice(scripted: StartServer) -> None:
+    server = await scripted(orders(1, 1, 2), orders(2, *range(3000)))
+
+    def read() -> list[list[int]]:
+        found = []
+        with make(server.url, buffer_bytes=30_000).windows(idle_s=0.2) as windows:
+            for one in windows:
+                assert one.events is one.events
+                assert [event.seq for event in one] == [event.seq for event in one.events]
+                found.append([event.seq for event in one])
+        return found
+
+    expected = [[0, 1], list(range(3000))]
+    assert await asyncio.to_thread(read) == expected
+    async with make(server.url, buffer_bytes=30_000).awindows(idle_s=0.2) as windows:
+        seen = [([e.seq for e in await one.aevents()], one) async for one in windows]
+    assert [seqs for seqs, _ in seen] == expected
+    assert [[event.seq async for event in one] for _, one in seen] == expected
+
+
+async def test_events_that_were_iterated_over_are_not_silently_missing(
+    scripted: StartServer,
+) -> None:
+    """In a small window and in one that is larger than the buffer."""
+    server = await scripted(orders(1, 1, 2), orders(2, *range(3000)))
+
+    def read() -> int:
+        count = 0
+        for one in make(server.url, buffer_bytes=30_000).windows(idle_s=0.2):
+            assert next(iter(one)).seq == 0
+            for again in (lambda: list(one), lambda: one.events):  # noqa: B023 - called at once
+                with pytest.raises(UsageError, match="have been iterated over"):
+                    again()
+            count += 1
+        return count
+
+    assert await asyncio.to_thread(read) == 2
+    async for window in make(server.url, buffer_bytes=30_000).awindows(idle_s=0.2):
+        assert [event.seq async for event in window]
+        with pytest.raises(UsageError, match="have been iterated over"):
+            await window.aevents()
+
+
+@pytest.mark.parametrize("leaves", ["break", "return", "error", "never"])
+async def test_a_loop_that_is_left_ends_without_a_word(scripted: StartServer, leaves: str) -> None:
+    """``asyncio.run`` after it reports nothing, and every connection is closed."""
+    server = await scripted(orders(1, 1), orders(2, 2))
+    reported: list[dict[str, Any]] = []
+
+    async def first(client: DatabusClient) -> int:
+        async for one in client.awindows():
+            if leaves == "break":
+                break
+            if leaves == "error":
+                raise KeyError
+            return one.scn
+        return 0
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context)
+        )
+        if leaves == "never":
+            windows = make(server.url).awindows()
+            await anext(windows)
+            main.__dict__["windows"] = windows
+            return
+        with contextlib.suppress(KeyError):
+            await first(make(server.url))
+
+    await asyncio.to_thread(asyncio.run, main())
+    main.__dict__.clear()
+    gc.collect()
+    assert reported == []
+
+
+async def test_a_loop_that_is_left_closes_its_connection_while_the_program_runs(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    server = await scripted(orders(1, 1), orders(2, 2))
+    path = tmp_path / "cp"
+    async for one in make(server.url, checkpoints=FileCheckpoints(path)).awindows():
+        await one.acommit()
+        break
+
+    def is_unlocked() -> bool:
+        with contextlib.suppress(StoreBusy), contextlib.closing(FileCheckpoints(path)) as store:
+            return store.load() is not None
+        return False
+
+    await eventually(is_unlocked)

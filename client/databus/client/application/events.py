@@ -21,6 +21,7 @@ Mode = Literal["online", "bootstrap"]
 _LEAST_AHEAD = 8
 _MOST_AHEAD = 512
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_UNREAD: Any = object()
 
 
 class Decoding:
@@ -228,11 +229,12 @@ class Event:
         UnknownSchema: the schema of the row is not known.
     """
 
-    __slots__ = ("_block", "_index", "window")
+    __slots__ = ("_block", "_index", "_value", "window")
 
     def __init__(self, block: Block, index: int, window: Window) -> None:
         self._block = block
         self._index = index
+        self._value: Any = _UNREAD
         self.window = window
 
     @property
@@ -289,9 +291,15 @@ class Event:
 
     @property
     def value(self) -> dict[str, Any] | None:
-        """The row after the change, without ``absent`` columns; None after a delete."""
-        window = self.window
-        return window.decoding.value(self._block, self._index, window.mode)
+        """The row after the change, without ``absent`` columns; None after a delete.
+
+        It is decoded at the first access, and the same object at each further one.
+        """
+        value: dict[str, Any] | None = self._value
+        if value is _UNREAD:
+            window = self.window
+            value = self._value = window.decoding.value(self._block, self._index, window.mode)
+        return value
 
     @property
     def before(self) -> dict[str, Any] | None:

@@ -46,7 +46,10 @@ class CheckpointStore(Protocol):
 
 
 class NoCheckpoints:
-    """Stores nothing: every start is a new one."""
+    """Stores nothing: every start is a new one.
+
+    A client without ``checkpoints`` uses it too, and logs a warning.
+    """
 
     def load(self) -> None:
         """Nothing."""

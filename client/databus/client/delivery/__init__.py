@@ -2,7 +2,8 @@
 
 In reading order: ``dispatcher`` (pure: which callback is due), ``consumer_calls`` (calls it, with
 budgets and retries), ``key_workers`` (parallel calls, a key always on the same worker),
-``window_reader`` (the iterator form).
+``window_reader`` (windows out of the buffer),
+``pulled_windows`` (the iterators over them).
 
 Imported by ``client``.  It imports ``pulling``, ``checkpoints`` and ``application``.
 """

@@ -1,14 +1,13 @@
-"""The iterator form of consumption: the application takes windows, and commits them when done."""
+"""Windows out of a buffer, for the two iterators of ``pulled_windows``."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from databus.client.application.consumer import Result
 from databus.client.application.events import Event, Mode, Window
@@ -20,38 +19,38 @@ from databus.common.checkpoint import Checkpoint
 from databus.common.errors import DatabusError, InternalError, UsageError
 from databus.common.table_state import TableState
 
-T = TypeVar("T")
 _BATCH_EVENTS = 64  # More at once live long enough that Python's garbage collector costs twice.
 _LOOK_AGAIN_S = 0.05
-_ENDED = (
+ENDED = (
     "the iteration has ended: the events of its last window that were not in memory cannot be "
     "read, and no window can be committed; commit a window within the loop"
 )
 
 
-class PulledWindow:
-    """One window from ``windows()`` or ``awindows()``.
+class ReadWindow:
+    """One window out of a reader; the two iterators give a subclass each.
 
-    Iterate over it for its events.  A window too large for the buffer is read from the network
-    while it is iterated.  Taking the next window skips the remaining events of this one.
-    ``commit`` stores the checkpoint after the window: the next start begins after it.  To
-    commit a window commits all windows before it.  If ``stop`` comes before a window's end, the
-    window has no more events and commits nothing: the next start begins before it.
-
-    After the iteration has ended, a window's events in memory can still be read.  Reading
-    further events, or a ``commit``, is an InternalError then.
+    Invariants:
+        I1. Its events can be iterated over once, and are then forgotten, however many they are.
+            A list of them that was asked for is retained with the window.
     """
 
-    __slots__ = ("_loaded", "_reader", "_window", "checkpoint", "is_whole", "table_states")
+    __slots__ = ("_is_passed", "_loaded", "_reader", "_retained", "_window", "checkpoint",
+                 "is_whole", "table_states")  # fmt: skip
 
     def __init__(
-        self, reader: WindowReader, window: Window, table_states: tuple[TableState, ...] = ()
+        self,
+        reader: WindowReader[Any],
+        window: Window,
+        table_states: tuple[TableState, ...] = (),
     ) -> None:
         self._reader = reader
         self._window = window
         self.table_states = table_states
         """Tables whose state has changed since the window before."""
         self._loaded: list[Event] = []
+        self._retained: list[Event] | None = None
+        self._is_passed = False
         self.is_whole = False
         self.checkpoint: Checkpoint | None = None
 
@@ -80,37 +79,6 @@ class PulledWindow:
         """The window that callbacks get: commit time, number of events and so on."""
         return self._window
 
-    @property
-    def events(self) -> list[Event]:
-        """All events that are still to come, in memory."""
-        return list(self._events())
-
-    def __iter__(self) -> Iterator[Event]:
-        # Checked although no event is missing: small and large windows must behave the same.
-        self._reader.require_thread()
-        return self._events()
-
-    def _events(self) -> Iterator[Event]:
-        while (run := self._next_loaded()) is not None or (
-            not self.is_whole and (run := self._reader.wait(self._reader.run_of(self))) is not None
-        ):
-            yield from run
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while (run := self._next_loaded()) is not None or (
-            run := await self._reader.run_of(self)
-        ) is not None:
-            for event in run:
-                yield event
-
-    def commit(self) -> None:
-        """Store the checkpoint after this window (for ``windows()``)."""
-        self._reader.wait(self._reader.commit(self))
-
-    async def acommit(self) -> None:
-        """Store the checkpoint after this window (for ``awindows()``)."""
-        await self._reader.commit(self)
-
     def add(self, run: list[Event]) -> None:
         """The reader has loaded some events."""
         if self._loaded:
@@ -118,13 +86,31 @@ class PulledWindow:
         else:
             self._loaded = run
 
+    def _pass(self) -> None:
+        """The events are iterated over now.
+
+        Raises:
+            UsageError: they have been before.
+        """
+        if self._is_passed:
+            raise UsageError(
+                f"the events of window {self.scn} have been iterated over, and are not retained: "
+                "a window may be larger than the memory. Take its list of events first, to read "
+                "them more than once"
+            )
+        self._is_passed = True
+
     def _next_loaded(self) -> list[Event] | None:
         loaded, self._loaded = self._loaded, []
         return loaded or None
 
 
+W = TypeVar("W", bound=ReadWindow)
+NewWindow = Callable[["WindowReader[W]", Window, tuple[TableState, ...]], W]
+
+
 @dataclass(kw_only=True, eq=False)
-class WindowReader:
+class WindowReader(Generic[W]):
     """Gives windows out of a buffer, many small ones at once.
 
     Invariants:
@@ -132,7 +118,7 @@ class WindowReader:
         I2. A checkpoint is stored only by ``commit``, or for progress without events while no
             window is uncommitted.
 
-    Owner: one event loop; callers without one use a ``LoopThread``.
+    Owner: one event loop.
     Raises: from ``batch`` and ``run_of``: the error with which pulling ended, after everything
         before it was returned.
     """
@@ -142,44 +128,27 @@ class WindowReader:
     store: CheckpointStore
     pulling: asyncio.Task[None]
     is_flowing: Callable[[], bool]
-    run_on_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
-    """Runs a coroutine on the loop from another thread; None: the caller is on the loop."""
+    new_window: NewWindow[W]
 
     def __post_init__(self) -> None:
         self.buffer.never_replay()
-        self._open: PulledWindow | None = None
-        self._last: PulledWindow | None = None
+        self._open: W | None = None
+        self._last: W | None = None
         self._is_committed = True
         self._table_states: list[TableState] = []
         self._is_stopping = False
+        self._is_ended = False
 
     def stop(self) -> None:
         """End the iteration; to be called on the loop."""
         self._is_stopping = True
         self.buffer.wake.set()
 
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop's thread and wait for the result."""
-        if self.run_on_loop is None:
-            coroutine.close()
-            self.require_thread()
-        assert self.run_on_loop is not None
-        result: T = self.run_on_loop(coroutine)
-        return result
+    def close(self) -> None:
+        """The iteration has ended."""
+        self._is_ended = True
 
-    def require_thread(self) -> None:
-        """Check that the windows are read without an event loop.
-
-        Raises:
-            UsageError: they come from ``awindows``.
-        """
-        if self.run_on_loop is None:
-            raise UsageError(
-                "this window came from awindows(): read it by `async for event in window` and "
-                "store its checkpoint by `await window.acommit()`"
-            )
-
-    async def batch(self, idle_s: float | None = None) -> list[PulledWindow]:
+    async def batch(self, idle_s: float | None = None) -> list[W]:
         """The next windows; empty after ``stop``, or if none came for ``idle_s`` while a relay's
         answer was open.
 
@@ -187,7 +156,7 @@ class WindowReader:
         """
         while self._open is not None and not self._is_stopping:
             await self._step(None)
-        found: list[PulledWindow] = []
+        found: list[W] = []
         idle_since_s = time.monotonic()
         loaded = 0
         while loaded < _BATCH_EVENTS and not self._is_stopping:
@@ -214,7 +183,7 @@ class WindowReader:
                 break
         return found
 
-    async def run_of(self, window: PulledWindow) -> list[Event] | None:
+    async def run_of(self, window: W) -> list[Event] | None:
         """The next events of a window that is not whole yet; None at its end."""
         while self._open is window and not self._is_stopping:
             events = await self._step(None)
@@ -222,8 +191,10 @@ class WindowReader:
                 return events
         return None
 
-    async def commit(self, window: PulledWindow) -> None:
+    async def commit(self, window: W) -> None:
         """Store the checkpoint after ``window``, skipping its remaining events."""
+        if self._is_ended:
+            raise InternalError(ENDED)
         while self._open is window:
             if self._is_stopping:
                 return  # the application has not read all of it
@@ -232,7 +203,7 @@ class WindowReader:
             await self._save(window.checkpoint)
         self._is_committed = self._is_committed or window is self._last
 
-    def _opened(self) -> PulledWindow | None:
+    def _opened(self) -> W | None:
         return self._open
 
     async def _step(self, deadline_s: float | None) -> list[Event] | None:
@@ -269,12 +240,12 @@ class WindowReader:
                 await self._save(due.mark.checkpoint)
         return True, None
 
-    def _pulled(self, window: Window) -> PulledWindow:
+    def _pulled(self, window: Window) -> W:
         states = tuple(self._table_states)
         self._table_states.clear()
-        return PulledWindow(self, window, states)
+        return self.new_window(self, window, states)
 
-    def _take_whole(self, events: list[Event]) -> PulledWindow:
+    def _take_whole(self, events: list[Event]) -> W:
         window = self._pulled(events[0].window)
         window.add(events)
         now_s = time.monotonic()
@@ -289,7 +260,7 @@ class WindowReader:
         now_s = time.monotonic()
         self._end(window, self.dispatcher.next(now_s), now_s)
 
-    def _end(self, window: PulledWindow, due: Due | None, now_s: float) -> None:
+    def _end(self, window: W, due: Due | None, now_s: float) -> None:
         """All of the window was read; its checkpoint is due right after it."""
         window.is_whole = True
         if due is not None and due.call is Call.CHECKPOINT:
@@ -301,8 +272,8 @@ class WindowReader:
         """Wait for frames; False when the time is over or after ``stop``."""
         if self._is_stopping:
             return False
-        if self.pulling.cancelled():
-            raise InternalError(_ENDED)
+        if self._is_ended or self.pulling.cancelled():
+            raise InternalError(ENDED)
         if self.pulling.done():
             error = self.pulling.exception()
             if isinstance(error, DatabusError):
@@ -323,32 +294,3 @@ class WindowReader:
         saving = self.store.save(checkpoint)
         if inspect.isawaitable(saving):
             await saving
-
-
-class LoopThread:
-    """An event loop in a thread of its own, for callers without one.
-
-    Owner: the thread that entered it.
-    """
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="databus-loop", daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for its result."""
-        if self.loop.is_closed():
-            coroutine.close()
-            raise InternalError(_ENDED)
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
