@@ -255,7 +255,7 @@ def test_folders_import_each_other_in_one_direction() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_documents_what_it_is_for() -> None:
     docstring = re.compile(r"(?:#.*\n|\s)*r?[\"']")
     silent = [
         str(path)
@@ -276,7 +276,7 @@ def test_nothing_is_left_to_do_in_the_code() -> None:
     assert found == []
 
 
-def test_whoever_silences_a_tool_says_why() -> None:
+def test_each_silenced_tool_has_its_reason() -> None:
     """Behind the mark, or in a comment on the line above."""
     silenced = re.compile(r"# (?:no" + r"qa: [A-Z]+\d+|type: ig" + r"nore\[[a-z, -]+\])(.*)$")
     found = []
@@ -313,7 +313,7 @@ def test_the_texts_name_no_machine_and_no_registry() -> None:
 # -- what common promises to all
 
 
-def test_every_error_has_a_code_of_its_own_and_tells_the_operator_what_to_do() -> None:
+def test_every_error_has_a_code_of_its_own_and_a_hint_for_the_operator() -> None:
     for name in room_modules():
         importlib.import_module(name)
     pending = list(errors.DatabusError.__subclasses__())

@@ -33,7 +33,7 @@ def block(start: str, end: str) -> str:
     return README.partition(start)[2].partition(end)[0]
 
 
-def test_readmes_configuration_is_accepted_as_it_stands_and_with_all_that_is_left_out() -> None:
+def test_readmes_configuration_is_accepted_as_it_is_and_with_all_that_is_left_out() -> None:
     text = block("<<'TOML'\n", "\nTOML\n")
     made = config.parse(text, folder=ROOT)
     assert made.relay is not None
@@ -117,7 +117,7 @@ def test_every_module_that_a_text_names_is_there() -> None:
     assert missing == []
 
 
-def test_a_decision_has_a_number_of_its_own_and_says_it() -> None:
+def test_a_decision_has_a_number_of_its_own_in_name_and_title() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     numbers = [page.name[:4] for page in pages]
     assert len(set(numbers)) == len(numbers)
@@ -125,7 +125,7 @@ def test_a_decision_has_a_number_of_its_own_and_says_it() -> None:
         assert page.read_text().startswith(f"# {page.name[:4]}: "), page.name
 
 
-def test_every_module_has_its_place_in_a_reading_order() -> None:
+def test_every_module_is_in_a_reading_order() -> None:
     """In the README of its room, or in the first lines of the folder that it lies in."""
     left_out = []
     for room in ("relay", "bootstrap", "client", "common", "cli"):

@@ -100,7 +100,7 @@ def test_uv_installs_from_where_pip_would_and_pip_itself_where_uv_fails(
     assert (bare_machine / ".venv" / ".setup-stamp").exists()
 
 
-def test_what_numba_kept_is_forgotten_when_a_kernel_or_its_constants_have_changed(
+def test_numbas_cache_is_dropped_when_a_kernel_or_its_constants_have_changed(
     tmp_path: Path,
 ) -> None:
     """A function of one module keeps what it called of another's, which numba does not notice."""

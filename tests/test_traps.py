@@ -18,14 +18,14 @@ TRAPS = {
         "test_layout.py::test_no_file_of_a_room_is_longer_than_600_lines_and_no_test_longer_than_800"
     ],
     "sixteen positional arguments": [
-        "test_traps.py::test_no_function_takes_more_than_eight_arguments_by_place"
+        "test_traps.py::test_no_function_takes_more_than_eight_positional_arguments"
     ],
     "a map as a record, sentinels as states": [
         "common/test_checkpoint.py::test_any_text_is_a_checkpoint_or_bad_checkpoint",
         "common/test_checkpoint.py::test_a_damaged_field_is_named_with_its_value",
     ],
     "errors sent as class names": [
-        "test_layout.py::test_every_error_has_a_code_of_its_own_and_tells_the_operator_what_to_do"
+        "test_layout.py::test_every_error_has_a_code_of_its_own_and_a_hint_for_the_operator"
     ],
     "corruption seen and delivered": [
         "common/frame/test_frame_format.py::test_any_flipped_bit_is_found",
@@ -70,7 +70,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-def test_no_function_takes_more_than_eight_arguments_by_place() -> None:
+def test_no_function_takes_more_than_eight_positional_arguments() -> None:
     """Kernels are left aside, which get arrays one by one, and commands: theirs are options."""
     found = []
     for path, tree in room_trees():

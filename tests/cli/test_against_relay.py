@@ -259,7 +259,9 @@ def test_status_shows_the_range_of_every_database(databus: Any, url: str) -> Non
     assert document["databases"][0]["name"] == "shop"
 
 
-def test_status_shows_who_answers_also_where_another_does_not(databus: Any, url: str) -> None:
+def test_status_shows_the_server_that_answers_where_another_does_not(
+    databus: Any, url: str
+) -> None:
     base = url.rpartition("/")[0]
     done = databus("status", f"http://127.0.0.1:{free_port()}", base)
     assert done.code == 1

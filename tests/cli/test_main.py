@@ -193,7 +193,7 @@ def test_apply_without_a_bootstrap_section_is_a_wrong_configuration(
     "words",
     [("status", "{}"), ("tail", "{}/shop"), ("dump", "{}/shop"), ("dump", "{}/shop", "--list")],
 )
-def test_nobody_listening_is_one_line_with_the_address_and_exit_code_1(
+def test_a_refused_connection_is_one_line_with_the_address_and_exit_code_1(
     databus: Any, free_port: Callable[[], int], words: tuple[str, ...]
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"

@@ -49,7 +49,7 @@ async def test_a_client_is_counted_by_the_name_that_it_gives(relay: LiveRelay) -
     assert (client["name"], client["events"], client["scn"]) == ("search-index", 19, 19)
 
 
-async def test_a_client_ahead_of_its_relay_says_so_and_waits_for_what_is_new(
+async def test_a_client_ahead_of_its_relay_reports_it_and_waits_for_new_events(
     relay: LiveRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
     relay.append(inserts(5, 5))

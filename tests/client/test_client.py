@@ -195,7 +195,7 @@ async def test_retries_that_are_used_up_stop_with_on_error(scripted: StartServer
     Grammar(recorder.steps).check()
 
 
-async def test_error_fatal_stops_at_once(scripted: StartServer) -> None:
+async def test_error_fatal_ends_the_client_at_once(scripted: StartServer) -> None:
     server = await scripted(orders(1, 1))
     recorder = Recorder(lambda step: Result.ERROR_FATAL if step.call == "onEndSource" else None)
     with pytest.raises(ConsumerFailed, match="ERROR_FATAL"):
@@ -340,7 +340,9 @@ async def test_a_target_that_the_ring_has_left_behind_is_bootstrapped_again(
     assert client.status.bootstrap_count >= 1
 
 
-async def test_a_bootstrap_cut_off_goes_on_at_its_last_checkpoint(scripted: StartServer) -> None:
+async def test_a_bootstrap_that_was_cut_off_resumes_at_its_last_checkpoint(
+    scripted: StartServer,
+) -> None:
     relay = await scripted(orders(8, 1))
     relay.evict_to(7)
     relay.prev = Position(7, 1)
@@ -398,7 +400,9 @@ async def test_a_bootstrap_that_is_not_seeded_is_waited_for(scripted: StartServe
     assert [position.scn for position in recorder.positions] == [1, 2]
 
 
-async def test_another_clock_stops_with_on_error(scripted: StartServer, tmp_path: Path) -> None:
+async def test_another_clock_ends_the_client_with_on_error(
+    scripted: StartServer, tmp_path: Path
+) -> None:
     relay = await scripted(orders(1, 1))
     store = FileCheckpoints(tmp_path / "cp")
     store.save(OnlineCheckpoint("shop", "clock-b", Position(0, 0)))
@@ -408,7 +412,7 @@ async def test_another_clock_stops_with_on_error(scripted: StartServer, tmp_path
     assert recorder.calls == ["onStartConsumption", "onError", "onStopConsumption"]
 
 
-async def test_rows_of_a_schema_that_nobody_lists_reach_no_callback(
+async def test_rows_of_an_unlisted_schema_reach_no_callback(
     scripted: StartServer,
 ) -> None:
     relay = await scripted(orders(1, 1), hidden_schemas={ORDERS.fingerprint})
@@ -485,7 +489,7 @@ def _bootstrap_checkpoint(run: str, number: int) -> bytes:
     return checkpoint_frame(encode_checkpoint(checkpoint), ORIGIN)
 
 
-async def test_a_bootstrap_that_begins_again_is_announced_by_a_rollback(
+async def test_a_bootstrap_that_restarts_is_announced_by_a_rollback(
     scripted: StartServer,
 ) -> None:
     """The server's run was merged away under the reader: its rows come again."""

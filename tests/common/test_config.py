@@ -91,7 +91,7 @@ def test_two_databases_of_one_name_are_refused() -> None:
         config.parse("[relay]\n" + one + one)
 
 
-def test_a_file_in_another_encoding_is_named_with_the_place(tmp_path: Path) -> None:
+def test_a_file_in_another_encoding_is_named_with_the_offset(tmp_path: Path) -> None:
     (tmp_path / "relay.toml").write_bytes("# Größe".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"relay.toml: not UTF-8 at byte 4"):
         config.load(tmp_path / "relay.toml")

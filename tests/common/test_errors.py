@@ -20,7 +20,7 @@ def test_codes_are_unique_and_none_has_gone() -> None:
     assert doubled == {"internal_error"}
 
 
-def test_every_class_says_what_the_operator_does() -> None:
+def test_every_class_names_what_the_operator_does() -> None:
     for cls in errors.registry().values():
         assert cls.__doc__ and cls.hint.endswith((".", "databus dump.", "databus dump"))
         assert 400 <= cls.status <= 599

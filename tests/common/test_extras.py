@@ -10,7 +10,7 @@ from databus.common.errors import MissingDependency
 from databus.common.extras import extra_of, packages_of, require_extra, version
 
 
-def test_every_extra_that_a_command_asks_for_is_declared_and_installed_here() -> None:
+def test_every_extra_that_a_command_needs_is_declared_and_installed_here() -> None:
     for extra in ("client", "relay", "bootstrap", "export", "spark", "demo", "inspect"):
         assert set(packages_of(extra)), extra
         require_extra(extra)

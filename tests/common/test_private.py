@@ -76,7 +76,7 @@ async def test_a_relays_password_is_in_no_error_and_no_argument() -> None:
     assert "geheim" not in _shown(config) + repr(config)
 
 
-def test_a_clients_servers_are_asked_with_their_password_and_named_without_it() -> None:
+def test_a_client_sends_passwords_to_its_servers_and_names_them_without() -> None:
     url = "http://u:geheim@127.0.0.1:1"
     client = DatabusClient(database="d", relays=[HiddenUrl(url)], bootstraps=[url])
     named = [*client._relays, *client._bootstraps]

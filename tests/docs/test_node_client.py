@@ -19,7 +19,7 @@ NODE = shutil.which("node") or ""
 CLIENT = ROOT / "examples" / "nodejs" / "client.mjs"
 
 
-def test_the_client_is_as_short_as_the_manual_says() -> None:
+def test_the_client_is_as_short_as_the_manual_states() -> None:
     lines = CLIENT.read_text().splitlines()
     assert 50 < len(lines) < 66
 

@@ -175,7 +175,7 @@ REPLACE_STEPS = [
 
 
 @pytest.mark.parametrize("step", WRITER_STEPS)
-def test_a_writer_killed_at_any_step_goes_on_without_loss(tmp_path: Path, step: str) -> None:
+def test_a_writer_killed_at_any_step_resumes_without_loss(tmp_path: Path, step: str) -> None:
     folder = tmp_path / "shop"
     assert run_child("write", folder, step) == -signal.SIGKILL, f"{step} was never reached"
     assert_whole(folder)
@@ -208,7 +208,7 @@ def test_replacing_runs_killed_at_any_step_leaves_old_or_new(tmp_path: Path, ste
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_an_applier_killed_at_one_step_after_the_other_goes_on_without_loss(tmp_path: Path) -> None:
+def test_an_applier_killed_at_one_step_after_the_other_resumes_without_loss(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     write(folder)
     before: set[str] = set()

@@ -79,7 +79,7 @@ def start(command: list[str], output: Path, *, limited: bool) -> subprocess.Pope
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "limit"])
-async def test_a_full_disk_stops_the_writer_and_room_lets_it_go_on(
+async def test_a_full_disk_stops_the_writer_and_room_lets_it_continue(
     tmp_path: Path, free_port: Callable[[], int], kind: str
 ) -> None:
     disk = tmp_path / "disk"

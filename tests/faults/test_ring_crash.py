@@ -67,7 +67,7 @@ def run_writer(process: subprocess.Popen[str], seed: int, windows: int) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_a_writer_killed_at_any_moment_leaves_a_sound_ring_that_goes_on(
+def test_a_writer_killed_at_any_moment_leaves_a_sound_ring_that_can_be_continued(
     tmp_path: Path, killable_writer: subprocess.Popen[str]
 ) -> None:
     seed = random.randrange(1000)
@@ -93,7 +93,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_sound_ring_that_goes_on(
     assert before > Position(10, 0), "the writer never came far enough for this test to mean much"
 
 
-def test_a_second_writer_is_told_who_has_the_ring(
+def test_a_second_writer_gets_the_name_of_the_first(
     tmp_path: Path, killable_writer: subprocess.Popen[str]
 ) -> None:
     with Ring.create(tmp_path, RING_BYTES):
@@ -106,7 +106,7 @@ def test_a_second_writer_is_told_who_has_the_ring(
 
 
 @pytest.mark.timeout(120)
-def test_readers_that_race_the_writer_see_every_byte_right_or_are_told_that_they_are_late(
+def test_readers_that_race_the_writer_see_every_byte_right_or_are_notified_that_they_are_late(
     tmp_path: Path, killable_writer: subprocess.Popen[str]
 ) -> None:
     seed, windows = random.randrange(1000), 6000
@@ -151,7 +151,7 @@ def fill(folder: Path, seed: int, rng: random.Random) -> tuple[bytes, bytes, Pos
 
 
 @pytest.mark.parametrize("seed", [*range(40), 48, 752])
-def test_after_a_power_loss_the_ring_goes_on_from_its_last_sync_without_a_gap(
+def test_after_a_power_loss_the_ring_resumes_from_its_last_sync_without_a_gap(
     tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -146,7 +146,7 @@ def test_every_row_of_the_crash_table_serves_a_part_of_the_stream_without_a_gap_
 
 
 @pytest.mark.parametrize(("live", "first", "second", "data", "index"), TRUSTED)
-def test_what_was_synced_before_a_kill_is_not_read_again_and_damage_in_it_shows_to_who_reads_it(
+def test_synced_bytes_are_not_read_again_after_a_kill_and_damage_in_them_shows_to_their_reader(
     tmp_path: Path, live: bool, first: bool, second: bool, data: str, index: str
 ) -> None:
     left_by_a_writer(tmp_path, (live, first, second), data, index)

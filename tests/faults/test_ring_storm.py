@@ -20,7 +20,9 @@ LAPS_OF_A_WEEK = 1181
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_every_byte_of_a_weeks_laps_is_right_or_the_reader_is_told_that_it_fell_behind() -> None:
+def test_every_byte_of_a_weeks_laps_is_right_or_the_reader_is_notified_that_it_fell_behind() -> (
+    None
+):
     seed = random.randrange(10**6)
     report = ring_storm.run(
         laps=1500, readers=6, kills=2, ring_bytes=1 << 15, seed=seed, deadline_s=300

@@ -40,7 +40,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_stream_that_hangs_is_given_up_and_begins_again(
+async def test_a_stream_that_hangs_is_given_up_and_restarts(
     postgres_database: FreshDatabase, tmp_path: Path
 ) -> None:
     db = postgres_database
@@ -66,7 +66,7 @@ async def test_a_stream_that_hangs_is_given_up_and_begins_again(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_quiet_server_is_asked_and_not_given_up(postgres_database: FreshDatabase) -> None:
+async def test_a_quiet_server_is_probed_and_not_given_up(postgres_database: FreshDatabase) -> None:
     db = postgres_database
     db.execute(ORDERS)
     db.execute(f"ALTER DATABASE {db.name} SET wal_sender_timeout = 0")  # No keepalive of its own.
@@ -155,7 +155,7 @@ async def test_one_process_that_hangs_between_two_statements_is_given_up(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_one_process_that_is_stopped_while_it_works_is_named_and_given_up(
+async def test_a_process_that_is_stopped_while_it_works_is_named_and_given_up(
     postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next read of the same table may take twice as long."""

@@ -75,7 +75,7 @@ async def following(session: aiohttp.ClientSession, name: str) -> AsyncIterator[
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_table_joins_by_the_configuration_or_by_its_creation_and_the_others_go_on(
+async def test_a_table_joins_by_the_configuration_or_by_its_creation_and_the_others_continue(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     for table in ("a", "b"):

@@ -72,7 +72,7 @@ def test_a_consumer_follows_sleeps_past_the_ring_and_comes_back_equal(
     assert json.loads(facts["checkpoint"])["mode"] == "online"
 
 
-def test_a_late_consumer_gets_everything_from_the_bootstrap_while_writes_go_on(
+def test_a_late_consumer_gets_everything_from_the_bootstrap_while_writes_continue(
     make_system: MakeSystem,
 ) -> None:
     system = make_system()

@@ -423,7 +423,7 @@ async def test_a_new_client_gets_the_whole_tables_and_comes_to_the_relay(past: P
 
 
 @pytest.mark.parametrize("age", ["compacted", "now"])
-async def test_a_checkpoint_of_another_clock_stops_with_nothing_delivered(
+async def test_a_checkpoint_of_another_clock_ends_the_client_with_nothing_delivered(
     past: Past, age: str
 ) -> None:
     history = past.history

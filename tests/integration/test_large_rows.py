@@ -149,7 +149,7 @@ async def test_what_the_cure_names_ends_the_suspension(
         assert "body" in rows[2,] or cure == "without the column"
 
 
-async def test_an_operator_who_tries_too_early_empties_nothing_and_no_dump_repeats(
+async def test_a_resync_that_comes_too_early_empties_nothing_and_no_dump_repeats(
     tables: WideTables, folder: Path
 ) -> None:
     wide = tables.table("wide")

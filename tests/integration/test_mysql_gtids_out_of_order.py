@@ -155,7 +155,7 @@ async def test_a_column_that_is_added_with_a_value_under_a_tag_comes_by_resynchr
         await eventually(lambda: rows_of(fetcher.folder.path, source) == wanted, 60, "its value")
 
 
-async def test_what_changes_nothing_captured_under_a_tag_or_late_suspends_nothing(
+async def test_changes_of_other_tables_under_a_tag_or_out_of_order_suspend_nothing(
     mysql_database: FreshDatabase, tmp_path: Path
 ) -> None:
     database, name = mysql_database, mysql_database.name
@@ -183,7 +183,7 @@ async def test_what_changes_nothing_captured_under_a_tag_or_late_suspends_nothin
 
 
 @pytest.mark.parametrize("while_away", [False, True])
-async def test_a_number_that_comes_late_suspends_the_captured_table_that_it_changes(
+async def test_a_number_that_comes_out_of_order_suspends_the_captured_table_that_it_changes(
     mysql_database: FreshDatabase, tmp_path: Path, while_away: bool
 ) -> None:
     database, name = mysql_database, mysql_database.name
@@ -221,7 +221,7 @@ async def test_a_number_that_comes_late_suspends_the_captured_table_that_it_chan
         await eventually(lambda: not suspended(fetcher), 30, "followed")
 
 
-def test_a_first_start_beside_commits_in_any_order_takes_none_of_them_for_late(
+def test_a_first_start_beside_commits_in_any_order_takes_none_of_them_for_out_of_order(
     mysql_database: FreshDatabase,
 ) -> None:
     database = mysql_database

@@ -359,7 +359,7 @@ async def test_a_body_that_does_not_come_is_answered_in_time(
     assert b"application/problem+json" in found
 
 
-async def test_at_the_descriptor_limit_the_log_says_so_once_and_open_connections_are_served(
+async def test_at_the_descriptor_limit_the_log_names_it_once_and_open_connections_are_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connections, "_RETRY_S", 0.01)

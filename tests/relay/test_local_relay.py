@@ -61,7 +61,7 @@ async def test_events_and_a_dump_reach_a_reader_over_http(tmp_path: Path) -> Non
     assert max(versions.values()) == 499
 
 
-async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
+async def test_a_full_disk_fails_a_dump_and_the_stream_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, content: bytes) -> None:
@@ -139,7 +139,7 @@ async def test_nothing_is_left_of_a_relay_that_was_closed(tmp_path: Path) -> Non
         assert not (tmp_path / "data" / "gen" / "fetcher.sock").exists()
 
 
-async def test_a_relay_that_does_not_become_ready_says_why(tmp_path: Path) -> None:
+async def test_a_relay_that_does_not_become_ready_reports_why(tmp_path: Path) -> None:
     text = TEXT.replace('ring_bytes = "1MiB"', 'ring_bytes = "1MiB"\nsources = ["shop.*"]')
     async with LocalRelay(config(tmp_path, text)) as relay:
         with pytest.raises(ServerUnavailable, match=r"no pattern matches gen\.events"):

@@ -42,7 +42,7 @@ from tests.bootstrap.model import (
 )
 
 
-async def test_a_new_reader_gets_the_whole_state_and_the_point_to_go_on_at(bench: Bench) -> None:
+async def test_a_new_reader_gets_the_whole_state_and_the_point_to_resume_at(bench: Bench) -> None:
     bench.begin()
     bench.write()
     bench.seal()
@@ -120,7 +120,7 @@ async def test_a_reader_whose_filter_takes_nothing_is_brought_to_the_end(bench: 
         assert len(data) < unfiltered / 4
 
 
-async def test_the_first_checkpoint_tells_whether_the_run_asked_for_is_still_there(
+async def test_the_first_checkpoint_shows_whether_the_requested_run_is_still_there(
     bench: Bench,
 ) -> None:
     bench.begin(20)
@@ -245,7 +245,7 @@ async def test_runs_merged_away_under_a_reader_are_not_missed(
 
 
 @pytest.mark.parametrize("reaches_back", [False, True])
-async def test_a_reader_whose_run_was_merged_away_goes_on_behind_the_last_that_it_finished(
+async def test_a_reader_whose_run_was_merged_away_resumes_behind_the_last_that_it_finished(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, reaches_back: bool
 ) -> None:
     monkeypatch.setattr(server_module, "CHECKPOINT_BYTES", 300)
@@ -326,7 +326,7 @@ async def test_the_other_endpoints_say_what_is_there(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kept", ["nothing", "an older one"])
-async def test_a_lost_manifest_is_told_and_no_state_is_made_without_it(
+async def test_a_lost_manifest_is_reported_and_no_state_is_made_without_it(
     bench: Bench, kept: str
 ) -> None:
     bench.bind()
@@ -377,7 +377,7 @@ async def test_before_the_writer_has_read_a_relay_no_database_is_called_unknown(
     assert problem["retry"]
 
 
-async def test_positions_are_those_of_the_sources_asked_for(bench: Bench) -> None:
+async def test_positions_are_those_of_the_requested_sources(bench: Bench) -> None:
     bench.bind()
     bench.write()
     bench.seal()

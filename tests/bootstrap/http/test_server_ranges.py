@@ -148,7 +148,7 @@ async def test_ranges_that_cannot_be_answered_are_refused_by_code(
     assert (found, problem["code"]) == (status, code), problem
 
 
-async def test_filters_that_relays_alone_have_are_refused_with_the_place_to_ask(
+async def test_filters_that_relays_alone_have_are_refused_with_the_server_to_use(
     bench: Bench,
 ) -> None:
     bench.bind()

@@ -89,7 +89,7 @@ def test_reading_may_begin_at_any_frame(log: HotLog) -> None:
         assert read_all(log, position, log.state().window, 200) == b"".join(frames[index + 1 :])
 
 
-def test_a_stream_that_is_taken_up_again_is_appended_once(log: HotLog) -> None:
+def test_a_stream_that_is_resumed_is_appended_once(log: HotLog) -> None:
     history = History(3)
     first, second = history.block(4), history.block(4)
     log.append(first, 1)
@@ -127,7 +127,7 @@ def test_a_block_is_cut_at_window_ends_and_at_its_size(
     assert read_all(log, START, log.state().window, 1) == written
 
 
-def test_heartbeats_move_the_checkpoint_and_are_not_kept(log: HotLog) -> None:
+def test_heartbeats_move_the_checkpoint_and_are_not_stored(log: HotLog) -> None:
     history = History(5)
     block = history.block(3)
     beat = Position(history.position.scn + 7, 0)
@@ -149,7 +149,7 @@ def test_a_heartbeat_inside_a_window_does_not_close_it(log: HotLog) -> None:
     assert log.state().window == START
 
 
-def test_frames_out_of_order_are_refused_and_nothing_is_kept(log: HotLog) -> None:
+def test_frames_out_of_order_are_refused_and_nothing_is_stored(log: HotLog) -> None:
     history = History(6)
     first, second = history.block(3), history.block(3)
     with pytest.raises(FormatError, match="positions must ascend"):
@@ -224,7 +224,7 @@ def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     log.close()
 
 
-def test_dropping_forgets_up_to_a_window_and_keeps_the_rest(log: HotLog) -> None:
+def test_dropping_forgets_up_to_a_window_and_retains_the_rest(log: HotLog) -> None:
     history = History(9)
     first = history.block(4)
     middle = history.position
@@ -249,7 +249,7 @@ with HotLog(Path(sys.argv[1]), read_only=True)._reading():
 """
 
 
-def test_a_reader_that_was_killed_keeps_no_room(tmp_path: Path) -> None:
+def test_a_reader_that_was_killed_occupies_no_room(tmp_path: Path) -> None:
     log = HotLog(tmp_path / "log")
     log.bind("shop", CLOCK, START)
     history = History(8, payload_bytes=5000)
@@ -268,7 +268,7 @@ def test_a_reader_that_was_killed_keeps_no_room(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_restart_after_a_gap_keeps_its_record_in_the_same_commit(log: HotLog) -> None:
+def test_a_restart_after_a_gap_stores_its_record_in_the_same_commit(log: HotLog) -> None:
     log.append(History(10).block(5), 1)
     log.restart_at(Position(5000, 2), {"gaps": [{"to": 5000}]})
     state = log.state()
@@ -277,7 +277,9 @@ def test_a_restart_after_a_gap_keeps_its_record_in_the_same_commit(log: HotLog) 
     assert log.note("gaps") == [{"to": 5000}]
 
 
-def test_a_bridged_gap_keeps_whole_windows_and_drops_the_one_that_lost_its_end(log: HotLog) -> None:
+def test_a_bridged_gap_retains_whole_windows_and_drops_the_one_that_lost_its_end(
+    log: HotLog,
+) -> None:
     history = History(10)
     written, torn = history.block(5), history.window(3)
     whole = list(iter_frames(written))[-1].position
@@ -295,7 +297,7 @@ def test_a_bridged_gap_keeps_whole_windows_and_drops_the_one_that_lost_its_end(l
     log.check()
 
 
-def test_a_log_that_is_missing_or_empty_says_so(tmp_path: Path) -> None:
+def test_a_log_that_is_missing_or_empty_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no log yet"):
         HotLog(tmp_path / "nowhere", read_only=True)
     log = HotLog(tmp_path / "log")

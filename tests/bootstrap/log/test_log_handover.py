@@ -103,7 +103,7 @@ def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("what", ["deleted", "older", "elsewhere"])
-def test_writer_server_and_applier_refuse_by_name_and_go_on_when_it_is_put_back(
+def test_writer_server_and_applier_refuse_by_name_and_resume_when_it_is_put_back(
     bench: Bench, what: str
 ) -> None:
     newest, ids = manifest_of(bench.store), bench.store.storage.run_ids()
@@ -151,7 +151,7 @@ def test_an_older_manifest_whose_runs_are_gone_deletes_none_of_the_newer(bench: 
     assert bench.store.sweep("c") == []
 
 
-def test_merged_runs_without_a_manifest_are_kept_though_nothing_was_noted(bench: Bench) -> None:
+def test_merged_runs_without_a_manifest_are_retained_though_nothing_was_noted(bench: Bench) -> None:
     newest, ids = manifest_of(bench.store), bench.store.storage.run_ids()
     put_manifest(bench.store, None)
     bench.store.storage.delete_note(DROPPED)
@@ -190,7 +190,7 @@ def test_behind_a_gap_the_runs_retire_and_the_log_needs_them_no_more(
     assert store.sweep("cs") == []
 
 
-def test_a_log_of_before_origins_were_noted_goes_on_and_is_guarded_by_what_it_knows(
+def test_a_log_without_a_noted_origin_continues_and_is_guarded_by_what_it_has(
     log: HotLog, store: Store
 ) -> None:
     log.put_note("origin", None)

@@ -46,7 +46,7 @@ async def relay_over(folder: Path) -> AsyncIterator[LocalRelay]:
 
 
 @pytest.mark.slow
-async def test_a_table_that_cannot_be_read_keeps_no_other_from_becoming_whole(
+async def test_a_table_that_cannot_be_read_prevents_no_other_from_becoming_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seeding, "AGAIN_S", 0.2)
@@ -123,7 +123,7 @@ def noted(log: HotLog, state: str) -> None:
     log.put_note("seeding", {f"shop.{table}": {"state": state} for table in TABLES})
 
 
-async def test_a_repair_that_fails_stops_no_other_and_waits_before_it_is_tried_again(
+async def test_a_repair_that_fails_stops_no_other_and_waits_before_it_is_retried(
     log: HotLog,
 ) -> None:
     noted(log, REPAIRING)
@@ -159,7 +159,7 @@ def seeder_of(log: HotLog) -> tuple[Seeder, Any]:
     return Seeder(log, relay, "shop", (), repair), relay
 
 
-async def test_no_dump_is_asked_for_before_the_log_has_come_to_where_the_stream_was(
+async def test_no_dump_is_requested_before_the_log_has_come_to_where_the_stream_was(
     log: HotLog,
 ) -> None:
     noted(log, UNSEEDED)
@@ -186,7 +186,7 @@ async def test_sources_are_dumped_together_and_by_themselves_after_a_failure(log
     assert {one["tries"] for one in seeder.states().values()} == {2}
 
 
-async def test_a_dump_knows_how_far_the_log_is_and_goes_on_when_it_had_to_wait_too_long(
+async def test_a_dump_reads_how_far_the_log_is_and_continues_when_it_had_to_wait_too_long(
     log: HotLog,
 ) -> None:
     noted(log, UNSEEDED)

@@ -104,7 +104,7 @@ async def test_a_table_with_another_key_is_left_to_the_relay_though_the_copy_has
     shop.close()
 
 
-async def test_a_server_that_ended_while_it_compared_a_table_goes_on_with_its_own_claim(
+async def test_a_server_that_ended_while_it_compared_a_table_resumes_with_its_own_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)

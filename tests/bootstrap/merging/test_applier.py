@@ -82,7 +82,7 @@ def bench(store: Store, log: HotLog) -> Bench:
     return Bench(store, log, 11)
 
 
-def test_segments_become_a_base_and_a_delta_as_the_model_says(bench: Bench, spark: object) -> None:
+def test_segments_become_a_base_and_a_delta_as_in_the_model(bench: Bench, spark: object) -> None:
     for _ in range(5):
         bench.segment()
     records = Applier(bench.store, spark).apply()
@@ -224,7 +224,7 @@ def test_a_second_applier_is_refused(bench: Bench, spark: object) -> None:
         Applier(bench.store, spark).apply()
 
 
-async def test_a_second_applier_waits_its_turn_and_takes_over_when_the_first_is_killed(
+async def test_a_second_applier_waits_and_takes_over_when_the_first_is_killed(
     bench: Bench,
     spark: Any,
     tmp_path: Path,
@@ -303,7 +303,7 @@ def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark
         (RuntimeError("Caused by: java.io.IOException: No space left on device"), StoreError),
     ],
 )
-def test_a_merge_that_s3_refuses_is_told_with_what_to_do_about_s3(
+def test_a_merge_that_s3_refuses_is_reported_with_what_to_do_about_s3(
     cause: Exception, error: type[StoreError]
 ) -> None:
     told = applier_module._naming_runs(Merge((), RunKind.DELTA))
@@ -326,7 +326,7 @@ def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object)
 
 
 @pytest.mark.parametrize("where", ["the old run's rows", "the shuffle"])
-def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_go_on(
+def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue(
     bench: Bench, spark: object, where: str
 ) -> None:
     """The same place in the kernel refuses to extend Spark's files (RLIMIT_FSIZE)."""

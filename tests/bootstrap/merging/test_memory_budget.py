@@ -33,7 +33,7 @@ def test_shares_that_are_held_at_once_never_exceed_the_whole_and_all_get_theirs(
     assert max(most) <= 1.0 + 1e-9
 
 
-def test_one_that_asks_for_more_than_is_left_waits_and_one_that_needs_nothing_does_not() -> None:
+def test_a_request_for_more_than_is_left_waits_and_one_that_needs_nothing_does_not() -> None:
     budget = Budget()
     began = threading.Event()
 

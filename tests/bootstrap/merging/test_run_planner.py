@@ -178,7 +178,7 @@ def test_the_plan_from_any_position_gives_the_state_at_the_end(
 
 
 @over_histories()
-def test_a_reader_that_is_cut_off_anywhere_goes_on_though_runs_are_merged_away(
+def test_a_reader_that_is_cut_off_anywhere_resumes_though_runs_are_merged_away(
     memory_folder: Callable[[], Path], seed: int
 ) -> None:
     bench = RandomBench(memory_folder(), seed, steps=10)

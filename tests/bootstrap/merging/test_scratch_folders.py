@@ -91,7 +91,7 @@ def test_a_folder_without_a_lock_is_nobodys(tmp_path: Path) -> None:
     assert names(tmp_path) == {LOCK}
 
 
-def test_nobody_loses_a_folder_to_others_that_come_and_go(tmp_path: Path) -> None:
+def test_no_process_loses_a_folder_to_others_that_come_and_go(tmp_path: Path) -> None:
     def come_and_go(_: int) -> bool:
         with scratch_folder(tmp_path) as folder:
             sweep(tmp_path)

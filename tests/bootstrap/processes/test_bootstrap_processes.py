@@ -252,7 +252,7 @@ process.applier_child(sys.argv[1])
 """
 
 
-def test_an_applier_that_cannot_begin_says_why_and_nothing_else() -> None:
+def test_an_applier_that_cannot_begin_prints_why_and_nothing_else() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", REFUSED_APPLIER, BootstrapConfig().model_dump_json()],
         stdin=subprocess.PIPE,
@@ -300,7 +300,7 @@ def test_a_configuration_without_the_section_is_refused() -> None:
         run_applier(Config())
 
 
-def test_the_applier_keeps_what_the_configuration_says(
+def test_the_applier_retains_what_the_configuration_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from databus.bootstrap.merging import applier

@@ -110,7 +110,7 @@ async def test_a_new_log_takes_everything_and_has_the_sources_seeded(tmp_path: P
         log.check()
 
 
-async def test_a_log_is_cut_into_segments_by_size_and_does_not_go_on_without_their_manifest(
+async def test_a_log_is_cut_into_segments_by_size_and_does_not_resume_without_their_manifest(
     tmp_path: Path,
 ) -> None:
     async with relay_of(tmp_path, 3000) as relay:
@@ -149,7 +149,9 @@ async def test_a_log_is_cut_into_segments_by_size_and_does_not_go_on_without_the
             assert store.check() == []
 
 
-def test_what_is_old_enough_is_sealed_and_what_is_kept_counts_from_then(tmp_path: Path) -> None:
+def test_windows_that_are_old_enough_are_sealed_and_retention_counts_from_then(
+    tmp_path: Path,
+) -> None:
     """``segment_every`` after the oldest frame came, however many have come since."""
     clock_us = began_us = 1_800_000_000_000_000
     every_us = 60_000_000
@@ -219,7 +221,7 @@ async def test_a_log_that_gets_nothing_more_is_sealed_all_the_same(tmp_path: Pat
             logs.close()
 
 
-async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_writer_resumes_where_it_was(tmp_path: Path) -> None:
     async with relay_of(tmp_path, 1000) as relay:
         for _ in range(3):
             async with writing(tmp_path, relay.url) as (log, _):
@@ -233,7 +235,7 @@ async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("had_copy", [True, False])
-async def test_a_range_that_the_relay_has_lost_is_recorded_and_mended(
+async def test_a_range_that_the_relay_has_lost_is_recorded_and_repaired(
     tmp_path: Path, had_copy: bool
 ) -> None:
     old = tmp_path / "bootstrap" / "gen"
@@ -272,7 +274,7 @@ async def test_a_range_that_the_relay_has_lost_is_recorded_and_mended(
                     run_planner.plan(store.read(), start, log.state().start)
 
 
-def test_a_log_that_was_asked_for_before_its_writer_began_is_written(tmp_path: Path) -> None:
+def test_a_log_that_was_requested_before_its_writer_began_is_written(tmp_path: Path) -> None:
     HotLog(tmp_path / "log").close()
     logs = OpenLogs(writes=True)
     try:
@@ -305,7 +307,7 @@ async def test_windows_that_wait_are_committed_together(tmp_path: Path) -> None:
             assert log.append_count <= log.window_count / 10
 
 
-async def test_a_gap_is_not_undone_by_who_follows_a_dump_that_it_has_swallowed(
+async def test_a_gap_is_not_undone_by_a_reader_that_follows_a_dump_which_it_has_swallowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dump's answer comes just when the gap has been written down."""
@@ -408,7 +410,7 @@ async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
     log.close()
 
 
-async def test_what_cannot_be_kept_leaves_no_connection(
+async def test_windows_that_cannot_be_stored_leave_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
@@ -437,7 +439,7 @@ async def test_what_cannot_be_kept_leaves_no_connection(
         logs.close()
 
 
-async def test_the_schemas_of_another_relay_are_kept_though_it_has_as_many(
+async def test_the_schemas_of_another_relay_are_retained_though_it_has_as_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = [
@@ -514,7 +516,7 @@ async def test_a_store_that_cannot_be_had_ends_the_start_and_later_only_waits(
         logs.close()
 
 
-async def test_what_nobody_thought_of_is_shown_and_tried_again(
+async def test_an_unexpected_error_is_shown_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     states: list[dict[str, Any]] = []

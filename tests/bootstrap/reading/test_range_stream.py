@@ -243,7 +243,7 @@ def bench(tmp_path: Path) -> RandomBench:
     return bench
 
 
-def test_a_merged_range_is_refused_with_the_positions_that_can_be_asked_for(
+def test_a_merged_range_is_refused_with_the_positions_that_can_be_requested(
     bench: RandomBench,
 ) -> None:
     first, second, third = bench.store.read().chain
@@ -267,7 +267,7 @@ def test_a_merged_range_is_refused_with_the_positions_that_can_be_asked_for(
     bench.close()
 
 
-def test_a_state_before_the_base_is_refused_with_the_base_if_the_changes_up_to_it_are_kept(
+def test_a_state_before_the_base_is_refused_with_the_base_if_the_changes_up_to_it_are_retained(
     bench: RandomBench,
 ) -> None:
     first, second, _ = bench.store.read().chain

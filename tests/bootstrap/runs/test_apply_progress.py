@@ -34,7 +34,7 @@ def metrics(tmp_path: Path) -> Any:
     logs.close()
 
 
-def test_tasks_are_told_while_they_are_done_and_the_end_well_or_not(
+def test_tasks_are_shown_while_they_run_and_at_their_end_well_or_not(
     tmp_path: Path, metrics: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "databus.bootstrap")

@@ -111,7 +111,7 @@ def make_runs(store: Store, count: int = 3) -> list[Run]:
     return made
 
 
-def test_runs_that_retired_are_kept_for_their_grace_and_then_deleted(store: Store) -> None:
+def test_runs_that_retired_are_retained_for_their_grace_and_then_deleted(store: Store) -> None:
     first, second, third = make_runs(store)
     both = write_run(store, RunKind.DELTA, first.start, second.stop, [])
     store.switch(lambda manifest: manifest.with_changes(add=both, drop=(first, second), now_us=100))
@@ -176,7 +176,7 @@ def test_damage_to_a_run_is_named_with_run_and_file(store: Store) -> None:
     path.write_bytes(whole)
 
 
-def test_run_ids_tell_where_the_run_stops() -> None:
+def test_run_ids_contain_where_the_run_ends() -> None:
     rng = random.Random(1)
     run_id = new_run_id(RunKind.BASE, Position(77, 2**32 - 1), rng.randbytes)
     assert run_id.startswith("c-")

@@ -105,7 +105,7 @@ def assert_whole(folder: Path, store: Store) -> None:
         ("merge", "collect.one_deleted"),
     ],
 )
-def test_killed_at_any_step_it_goes_on_without_loss(
+def test_killed_at_any_step_it_resumes_without_loss(
     tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, action: str, step: str
 ) -> None:
     for name, value in VARIABLES.items():

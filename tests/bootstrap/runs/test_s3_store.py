@@ -121,7 +121,7 @@ def shop(tmp_path: Path, s3: S3Server) -> Iterator[OnS3]:
     shop.log.close()
 
 
-def test_places_of_two_servers_of_a_process_are_apart(s3: S3Server) -> None:
+def test_folders_of_two_servers_of_a_process_are_separate(s3: S3Server) -> None:
     another = S3Server()
     try:
         assert s3.place() != another.place()
@@ -145,7 +145,7 @@ def test_segments_merged_runs_and_the_manifest_lie_on_s3(shop: OnS3) -> None:
         _ = shop.store.folder
 
 
-def test_switches_from_everywhere_are_all_kept(shop: OnS3) -> None:
+def test_switches_from_everywhere_are_all_recorded(shop: OnS3) -> None:
     def switch() -> None:
         store = shop.another()
         for _ in range(5):
@@ -188,7 +188,7 @@ def test_a_bad_network_loses_nothing_and_doubles_nothing(shop: OnS3, s3: S3Serve
     assert failed < 12, "retries help at least sometimes"
 
 
-def test_what_s3_refuses_is_told_with_what_to_do_about_s3_and_not_about_a_disk(
+def test_an_error_of_s3_is_reported_with_what_to_do_about_s3_and_not_about_a_disk(
     tmp_path: Path, s3: S3Server
 ) -> None:
     shop = OnS3(tmp_path / "refused", s3, attempts=1)
@@ -234,7 +234,7 @@ def test_an_answer_slower_than_the_time_out_is_an_error_and_not_the_end(
     shop.log.close()
 
 
-def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_goes_on_from_what_replaced_it(
+def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_resumes_from_what_replaced_it(
     shop: OnS3,
 ) -> None:
     for _ in range(3):
@@ -322,7 +322,7 @@ def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(
     shop.log.close()
 
 
-def test_a_renewal_that_fails_in_a_way_nobody_thought_of_is_tried_again(
+def test_a_renewal_that_fails_in_an_unexpected_way_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     written: list[str] = []
@@ -357,7 +357,7 @@ class NoRenewals(Bucket):
         return super().put(key, content, tag, note)
 
 
-def test_a_holder_that_stopped_renewing_is_passed_and_can_write_nothing_more(
+def test_a_holder_that_stopped_renewing_is_replaced_and_can_write_nothing_more(
     tmp_path: Path, s3: S3Server
 ) -> None:
     shop = OnS3(tmp_path / "lease", s3, lease_ttl=1)
@@ -393,7 +393,7 @@ def test_a_holder_that_stopped_renewing_is_passed_and_can_write_nothing_more(
     shop.log.close()
 
 
-def test_the_configuration_says_where_the_stores_are(
+def test_the_configuration_names_where_the_stores_are(
     tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = s3.place()

@@ -157,7 +157,7 @@ def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
     assert compare_row(truth, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
 
 
-def test_each_verdict_has_its_case_and_names_the_columns() -> None:
+def test_each_outcome_has_its_case_and_names_the_columns() -> None:
     views = list(frame_format.iter_frames(packed(1, ("a", float("nan")))))
     equal = ITEMS.encode_row([1, "a", float("nan")])
     other = ITEMS.encode_row([1, "b", float("nan")])

@@ -74,9 +74,7 @@ def test_a_good_database_is_ready_with_exit_code_0(databus: Any, tmp_path: Path)
     assert tables(path) == before
 
 
-def test_a_finding_that_forbids_nothing_is_shown_with_what_mends_it(
-    databus: Any, tmp_path: Path
-) -> None:
+def test_a_finding_that_forbids_nothing_is_shown_with_its_fix(databus: Any, tmp_path: Path) -> None:
     _, config = shop(tmp_path, "CREATE TABLE good (id INTEGER PRIMARY KEY)")
     done = databus("check", config)
     assert done.code == 0
@@ -94,7 +92,7 @@ def test_a_missing_file_is_an_error_and_is_not_created(databus: Any, tmp_path: P
     assert not path.exists()
 
 
-def test_a_file_without_databases_is_good_and_says_so(databus: Any, tmp_path: Path) -> None:
+def test_a_file_without_databases_is_reported_as_good(databus: Any, tmp_path: Path) -> None:
     config = tmp_path / "databus.toml"
     config.write_text("[bootstrap]\n")
     done = databus("check", config)

@@ -275,7 +275,7 @@ def test_a_catalog_of_the_users_gets_the_tables(
         assert {(key,) for key in found["id"].to_pylist()} == set(source_rows(system, "orders"))
 
 
-def test_a_place_that_is_none_is_told_in_a_line(
+def test_an_unusable_export_target_is_reported_in_one_line(
     system: System, s3: S3Server, on_s3: Callable[..., OnS3], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(to: str, more: str) -> str:
@@ -303,7 +303,7 @@ def test_a_place_that_is_none_is_told_in_a_line(
     assert "there are no credentials for S3" in refused(s3.place(), anonymous)
 
 
-def test_a_catalog_that_cannot_be_opened_is_told_without_its_secrets(tmp_path: Path) -> None:
+def test_a_catalog_that_cannot_be_opened_is_reported_without_its_secrets(tmp_path: Path) -> None:
     for uri in ("none://me:secret@host", "sqlite:////nowhere/secret.db"):
         found = configuration.parse(f'[export.catalog]\nuri = "{uri}"\n')
         assert "secret" not in repr(found)

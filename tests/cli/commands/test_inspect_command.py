@@ -56,7 +56,7 @@ def test_a_sound_ring_is_shown_and_in_order(databus: Any, ring: Path) -> None:
     assert document["windows"] == 50
 
 
-def test_a_damaged_byte_in_a_ring_is_named_with_its_place(databus: Any, ring: Path) -> None:
+def test_a_damaged_byte_in_a_ring_is_named_with_its_offset(databus: Any, ring: Path) -> None:
     document = json.loads(databus("inspect", "ring", ring, "--json").out)
     data = (ring / "ring").read_bytes()
     frame = window(25, [(Op.INSERT, ORDERS, 25)])

@@ -98,7 +98,7 @@ def test_without_a_stored_database_the_reason_is_named(
     assert said in (done.err if code else done.out)
 
 
-def test_a_damaged_run_is_found_when_asked_for_and_the_applier_is_shown(
+def test_a_damaged_run_is_found_on_request_and_the_applier_is_shown(
     databus: Any, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")

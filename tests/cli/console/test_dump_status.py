@@ -47,7 +47,7 @@ def test_a_relay_that_does_not_answer_for_a_while_does_not_end_the_waiting(
     assert "d1 completed" in capsys.readouterr().out
 
 
-def test_who_gives_up_says_that_the_dump_goes_on_and_how_to_look_at_it(
+def test_a_command_that_gives_up_prints_that_the_dump_continues_and_how_to_look_at_it(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dump_status, "_GIVE_UP_S", 0)

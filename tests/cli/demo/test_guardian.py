@@ -31,7 +31,7 @@ def test_the_end_of_its_pipe_kills_the_process(patient: subprocess.Popen[bytes])
     guardian.release()
 
 
-def test_a_released_guardian_is_gone_and_has_killed_nobody(
+def test_a_released_guardian_is_gone_and_has_killed_no_process(
     patient: subprocess.Popen[bytes],
 ) -> None:
     guardian = Guardian(patient.pid)

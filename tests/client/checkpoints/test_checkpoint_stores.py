@@ -169,7 +169,7 @@ def test_kill_9_at_any_step_of_a_save_leaves_the_old_or_the_new_checkpoint(tmp_p
     assert 7 in codes, "the save was never completed"
 
 
-def test_lmdb_keeps_many_consumers_apart(tmp_path: Path) -> None:
+def test_lmdb_separates_many_consumers(tmp_path: Path) -> None:
     one, other = LmdbCheckpoints(tmp_path, "one"), None
     one.save(at(1))
     one.close()

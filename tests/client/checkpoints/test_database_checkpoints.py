@@ -128,7 +128,7 @@ async def test_a_checkpoint_goes_back_only_by_set(application: Application) -> N
     assert await settled(application.store("new").load()) == BOOT
 
 
-async def test_consumers_of_one_table_are_kept_apart(application: Application) -> None:
+async def test_consumers_of_one_table_are_separate(application: Application) -> None:
     one, other = application.store("one"), application.store("other")
     await settled(one.create_table())
     await settled(one.load())

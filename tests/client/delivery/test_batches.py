@@ -170,7 +170,7 @@ async def test_a_stop_ends_the_wait_for_rows(scripted: StartServer) -> None:
         await serving_
 
 
-async def test_a_checkpoint_that_is_asked_for_or_skipped_counts_for_the_batch(
+async def test_a_checkpoint_that_is_requested_or_skipped_counts_for_the_batch(
     scripted: StartServer,
 ) -> None:
     server = await scripted(*[orders(scn, 1) for scn in range(1, 7)], heartbeat(Position(7, 0), 0))

@@ -55,7 +55,7 @@ async def test_the_cadence_counts_windows_and_an_idle_stream_is_checkpointed(
 
 
 @pytest.mark.parametrize("call", ["onDataEvent", "onEndDataEventSequence"])
-async def test_a_checkpoint_asked_for_within_a_window_covers_that_window(
+async def test_a_checkpoint_requested_within_a_window_covers_that_window(
     scripted: StartServer, call: str
 ) -> None:
     server = await scripted(*[orders(scn, 1) for scn in range(1, 5)])
@@ -70,7 +70,9 @@ async def test_a_checkpoint_asked_for_within_a_window_covers_that_window(
     Grammar(recorder.steps).check()
 
 
-async def test_who_stops_at_the_end_of_a_window_has_its_checkpoint(scripted: StartServer) -> None:
+async def test_a_client_that_stops_at_the_end_of_a_window_has_its_checkpoint(
+    scripted: StartServer,
+) -> None:
     server = await scripted(*[orders(scn, 1) for scn in range(1, 5)])
 
     class Stopping(Recorder):

@@ -233,7 +233,7 @@ async def test_a_callback_that_raises_what_means_something_to_the_loop_has_faile
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_who_cancels_the_client_ends_it_within_a_callback(
+async def test_a_cancellation_ends_the_client_within_a_callback(
     scripted: StartServer, mode: str
 ) -> None:
     server = await scripted(orders(1, 1))
@@ -254,7 +254,7 @@ async def test_who_cancels_the_client_ends_it_within_a_callback(
     assert "onRollback" not in recorder.calls
 
 
-async def test_who_is_cancelled_plays_nothing_that_was_queued(scripted: StartServer) -> None:
+async def test_a_cancelled_client_delivers_nothing_that_was_queued(scripted: StartServer) -> None:
     server = await scripted(*[orders(scn, *range(20)) for scn in range(1, 21)])
     gate, began = threading.Event(), threading.Event()
     delivered: list[Position] = []
@@ -305,7 +305,7 @@ async def test_an_async_callback_that_hangs_is_cancelled_and_replayed(
     assert [position.seq for position in recorder.positions] == [0, 1, 0, 1]
 
 
-async def test_a_plain_callback_that_hangs_on_a_worker_stops_the_client(
+async def test_a_plain_callback_that_hangs_on_a_worker_ends_the_client(
     scripted: StartServer,
 ) -> None:
     server = await scripted(orders(1, 1, 2))

@@ -190,7 +190,7 @@ async def test_leaving_the_loop_closes_every_connection(scripted: StartServer) -
     assert not [thread for thread in threading.enumerate() if thread.name == "databus-loop"]
 
 
-async def test_windows_that_are_kept_can_be_read_when_the_iteration_has_ended(
+async def test_windows_that_are_held_can_be_read_when_the_iteration_has_ended(
     scripted: StartServer,
 ) -> None:
     server = await scripted(orders(1, 1), orders(2, *range(5000)))
@@ -206,7 +206,7 @@ async def test_windows_that_are_kept_can_be_read_when_the_iteration_has_ended(
     await asyncio.to_thread(read)
 
 
-async def test_awindows_that_are_kept_can_be_read_when_the_iteration_has_ended(
+async def test_awindows_that_are_held_can_be_read_when_the_iteration_has_ended(
     scripted: StartServer,
 ) -> None:
     server = await scripted(orders(1, 1), orders(2, *range(5000)))

@@ -94,7 +94,7 @@ def test_a_time_is_a_moment_whatever_its_zone() -> None:
     assert first_resume(dt.datetime(1969, 7, 20, tzinfo=dt.UTC), False) == AtTime(0)
 
 
-def test_a_time_without_a_zone_is_refused_before_anything_is_asked() -> None:
+def test_a_time_without_a_zone_is_refused_before_any_request() -> None:
     naive = dt.datetime(2026, 3, 1, 12)
     with pytest.raises(ConfigError, match="2026-03-01 12:00:00 without a zone"):
         make(Recorder(), "http://127.0.0.1:9", start=naive)
@@ -208,7 +208,7 @@ async def test_a_time_that_the_ring_has_left_goes_through_the_bootstrap_and_back
 
 
 @pytest.mark.parametrize("retained", [slice(200, None), slice(0)], ids=["later", "nothing"])
-async def test_a_time_that_nobody_holds_is_an_error_and_never_a_gap(
+async def test_a_time_that_no_server_holds_is_an_error_and_never_a_gap(
     tmp_path: Path, retained: slice
 ) -> None:
     made = orders(*range(4, 900))

@@ -102,7 +102,7 @@ def test_a_position_in_the_ring_is_streamed_from_a_relay() -> None:
     assert (step.state, step.resume, step.wait_s) == (State.STREAM, at(5), 0.0)
 
 
-def test_a_position_ahead_of_the_ring_keeps_its_relay_and_waits_there() -> None:
+def test_a_client_ahead_of_the_ring_stays_with_its_relay_and_waits() -> None:
     one = machine(at(10**9), relays=["r1"])
     drive(one, PullOutcome.OK, PullOutcome.ENDED)
     assert one.next().state is State.STREAM
@@ -151,7 +151,7 @@ def test_an_empty_client_takes_the_snapshot_from_the_origin() -> None:
     assert (step.state, step.resume) == (State.REGISTER_BOOTSTRAP, After(ORIGIN))
 
 
-def test_a_checkpoint_within_a_bootstrap_goes_on_there() -> None:
+def test_a_checkpoint_within_a_bootstrap_resumes_there() -> None:
     step = machine(in_bootstrap()).next()
     assert (step.state, step.resume) == (State.REGISTER_BOOTSTRAP, in_bootstrap())
 
@@ -161,7 +161,7 @@ def test_a_checkpoint_within_a_bootstrap_without_a_server_asks_a_relay_for_its_o
     assert (step.state, step.resume) == (State.REGISTER, at(1))
 
 
-def test_an_unknown_clock_stops() -> None:
+def test_an_unknown_clock_ends_the_client() -> None:
     one = machine(at(5))
     with pytest.raises(ClockMismatch, match="'other'"):
         one.met_clock("other")
@@ -180,7 +180,7 @@ def test_a_target_already_evicted_is_bootstrapped_again_from_there_and_not_in_a_
     assert one.bootstrap_count == 2
 
 
-def test_failing_relays_are_asked_in_turn_and_a_pause_follows_each_round() -> None:
+def test_failing_relays_are_tried_one_after_the_other_and_a_pause_follows_each_round() -> None:
     one = machine(at(5), relays=["r1", "r2", "r3"])
     waits, servers = [], []
     for _ in range(9):
@@ -217,7 +217,7 @@ def test_used_up_failures_stop_with_the_last_error() -> None:
     assert one.error is last
 
 
-def test_a_bootstrap_that_is_not_seeded_is_asked_for_ever() -> None:
+def test_requests_to_a_bootstrap_that_is_not_seeded_never_end() -> None:
     one = machine(After(ORIGIN), bootstraps=["b1"], max_failures=3)
     for _ in range(50):
         one.report(PullOutcome.NOT_SEEDED, NotSeeded("x"))
@@ -227,7 +227,7 @@ def test_a_bootstrap_that_is_not_seeded_is_asked_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("policy", "start"), [("oldest", Oldest()), ("latest", Latest())])
-def test_a_gap_is_crossed_where_the_policy_says_so(policy: Any, start: Resume) -> None:
+def test_a_gap_is_crossed_where_the_policy_allows_it(policy: Any, start: Resume) -> None:
     one = machine(at(5), bootstraps=[], on_gap=policy)
     drive(one, PullOutcome.TOO_OLD, PullOutcome.TOO_OLD)
     step = one.next()

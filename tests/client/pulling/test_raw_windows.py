@@ -130,7 +130,7 @@ async def test_a_checkpoint_of_another_clock_is_refused(scripted: StartServer) -
         )
 
 
-async def test_reading_goes_on_at_the_next_relay_in_the_middle_of_a_window(
+async def test_reading_continues_at_the_next_relay_in_the_middle_of_a_window(
     scripted: StartServer,
 ) -> None:
     made = [orders(1, 1, 2, 3), orders(2, 4, 5, 6)]

@@ -263,7 +263,7 @@ STALLS = {"orders": 1, "order_lines": 0}
 
 
 @pytest.mark.faults
-def test_a_stream_that_is_killed_goes_on_though_its_batch_was_merged_meanwhile(
+def test_a_stream_that_is_killed_resumes_though_its_batch_was_merged_meanwhile(
     spark: Any, system: System, tmp_path: Path
 ) -> None:
     processes = Processes(tmp_path)
@@ -422,7 +422,7 @@ def test_an_export_reads_merged_runs_and_is_whole_again_where_they_no_longer_rea
     exported_all("whole")
 
 
-def test_the_example_keeps_a_mirror(spark: Any, system: System, tmp_path: Path) -> None:
+def test_the_example_maintains_a_mirror(spark: Any, system: System, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("mirror", ROOT / "examples" / "spark_mirror.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)

@@ -15,7 +15,7 @@ assert kernels.load_u32(np.array([1, 0, 0, 0], dtype=np.uint8), 0) == 1
 """
 
 
-def test_the_first_start_says_that_it_compiles_and_the_next_one_does_not(tmp_path: Path) -> None:
+def test_the_first_start_reports_that_it_compiles_and_the_next_one_does_not(tmp_path: Path) -> None:
     logged = [_stderr(tmp_path) for _ in range(2)]
 
     assert logged[0].count("compiling loops for this processor") == 1, logged[0]

@@ -21,7 +21,7 @@ numbers = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
 
 @given(numbers, st.sets(st.integers(0, 2**32 - 1), max_size=5), st.booleans())
-def test_is_among_says_what_isin_says(values: list[int], wanted: set[int], overlap: bool) -> None:
+def test_is_among_gives_what_isin_gives(values: list[int], wanted: set[int], overlap: bool) -> None:
     chosen = wanted | set(values[::2]) if overlap else wanted
     found = np.array(values, dtype=np.uint32)
     ascending = np.array(sorted(chosen), dtype=np.uint32)

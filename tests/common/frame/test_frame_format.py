@@ -66,7 +66,7 @@ def test_the_table_in_the_specification_is_the_table_in_code() -> None:
     assert rows == expected
 
 
-def test_every_op_stands_in_the_specification() -> None:
+def test_every_op_is_in_the_specification() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", SPECIFICATION.read_text(), re.M))
     assert rows == {str(int(op)): op.name for op in Op}
 

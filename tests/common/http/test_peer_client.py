@@ -30,7 +30,7 @@ def test_no_other_module_makes_requests() -> None:
     assert found == []
 
 
-async def test_a_client_asks_nothing_before_it_is_open_nor_after() -> None:
+async def test_a_client_sends_no_request_before_it_is_open_nor_after() -> None:
     client = PeerClient()
     with pytest.raises(ServerUnavailable, match="closed"):
         await client.request("GET", "http://127.0.0.1:9", "/")

@@ -22,7 +22,7 @@ def test_a_neighbour_has_less_on_the_way_and_still_gets_every_byte() -> None:
             assert there.recv(5) == b"a row"
 
 
-def test_who_is_far_keeps_what_the_kernel_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_reader_has_the_kernels_default_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_options, "NEAR_US", 0)
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.create_connection(listener.getsockname()) as there:

@@ -129,7 +129,7 @@ def test_the_fingerprint_is_the_same_on_every_machine_and_in_every_version() -> 
     assert schema.encode_key({"id": 7}).hex() == stored["key_7"]
 
 
-def test_the_fingerprint_tells_scale_key_and_kind_apart() -> None:
+def test_the_fingerprint_distinguishes_scale_key_and_kind() -> None:
     def schema(scale: int = 2, key: tuple[str, ...] = ("id",), kind: Kind = Kind.INT) -> int:
         columns = (
             Column("id", kind, nullable=False),
@@ -163,7 +163,7 @@ def test_impossible_schemas_are_refused() -> None:
             SourceSchema.from_json(document)
 
 
-def test_a_set_keeps_every_version_and_knows_the_latest() -> None:
+def test_a_set_retains_every_version_and_finds_the_latest() -> None:
     first = SourceSchema("s.t", (Column("id", Kind.INT),), ("id",))
     second = SourceSchema("s.t", (Column("id", Kind.INT), Column("x", Kind.INT)), ("id",))
     schemas = SchemaSet()

@@ -26,7 +26,7 @@ def rests(
 
 
 @given(st.floats(1, 1700), st.integers(0, LARGE_BYTES * 2))
-def test_nobody_waits_at_a_moderate_rate(rate: float, size: int) -> None:
+def test_no_reader_waits_at_a_moderate_rate(rate: float, size: int) -> None:
     assert rests(CommitCoalescing(), rate, 1.0, 10.0, size) <= {0.0}
 
 

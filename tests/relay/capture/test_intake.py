@@ -83,7 +83,7 @@ def test_an_unpublished_window_is_forgotten_and_read_again_on_resume(intake: Int
     assert not intake.in_window
 
 
-def test_a_window_that_readers_saw_a_part_of_is_asked_for_again(intake: Intake) -> None:
+def test_a_window_that_readers_saw_a_part_of_is_requested_again(intake: Intake) -> None:
     large = window(12, events=30, size=600)
     intake.take(Batch(window(11) + first_frames(large, 25), (ITEMS,), 11))
     assert intake.ring.state.max.scn == 12
@@ -138,7 +138,7 @@ def test_a_torn_window_larger_than_the_ring_is_read_again_from_the_one_before(
     again.ring.close()
 
 
-def test_what_stands_before_a_torn_window_is_noted_once_the_disk_has_room_again(
+def test_the_windows_before_a_torn_one_are_noted_once_the_disk_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = window(500, 300, 600)
@@ -214,7 +214,7 @@ def dump_rows(scn: int, first_seq: int, count: int) -> bytes:
     return builder.take()
 
 
-def test_a_relayed_dump_window_is_left_open_at_the_next_start_and_goes_on_behind_its_last_row(
+def test_a_relayed_dump_window_is_left_open_at_the_next_start_and_resumes_behind_its_last_row(
     tmp_path: Path,
 ) -> None:
     first = opened(tmp_path)

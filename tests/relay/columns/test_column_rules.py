@@ -103,7 +103,7 @@ def rewritten(
 
 
 @ways
-def test_each_rule_does_what_it_says_and_nothing_of_the_value_is_left(compiled: bool) -> None:
+def test_each_rule_has_its_effect_and_nothing_of_the_value_is_left(compiled: bool) -> None:
     given_rules = rules(
         exclude_columns=["shop.*.ssn"],
         hash_columns=["*.*.email"],
@@ -189,7 +189,7 @@ def test_a_batch_that_no_rule_is_about_is_handed_on_as_it_is() -> None:
     assert rewriter.batch(Batch(data, (CUSTOMERS,))).data is data
 
 
-def test_include_keeps_the_named_columns_and_the_key_of_the_named_tables() -> None:
+def test_include_retains_the_named_columns_and_the_key_of_the_named_tables() -> None:
     plan = rules(include_columns=["shop.customers.note"]).plan(CUSTOMERS)
     assert plan is not None
     assert [column.name for column in plan.after.columns] == ["id", "note"]
@@ -383,7 +383,7 @@ def test_what_is_no_text_cannot_be_truncated() -> None:
         rules(truncate_columns={"*.born": 3}).plan(CUSTOMERS)
 
 
-def test_exclusion_wins_over_other_rules_and_says_so() -> None:
+def test_exclusion_wins_over_other_rules_and_is_reported() -> None:
     both = rules(exclude_columns=["*.email"], hash_columns=["*.email"])
     (finding,) = both.findings([CUSTOMERS])
     assert not finding.fatal and "exclude_columns '*.email' and hash_columns" in finding.problem

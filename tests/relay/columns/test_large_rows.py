@@ -58,7 +58,7 @@ def waits(found: RowLimit) -> str:
     return found._tables.suspensions["shop.wide"].waits_for
 
 
-def test_a_frame_at_the_limit_goes_on_and_one_that_is_larger_does_not() -> None:
+def test_a_frame_at_the_limit_passes_and_a_larger_one_does_not() -> None:
     stream, found = Stream(), limit()
     room = (
         LIMIT
@@ -111,7 +111,7 @@ def test_another_large_row_of_a_table_that_waits_no_more_makes_it_wait_again() -
     assert waits(found) and found.keys_of("shop.wide", WIDE) == [[5]]
 
 
-def test_what_is_remembered_survives_the_memo_and_a_damaged_one_is_refused() -> None:
+def test_large_rows_survive_a_restart_and_a_damaged_record_is_refused() -> None:
     rows = LargeRows("what", {b"a", b"bc"})
     rows.add(b"k" * (MAX_KEY_BYTES + 1))
     document = json.loads(json.dumps({"shop.wide": rows.to_json()}))

@@ -115,7 +115,7 @@ def names(fetcher: Fetcher, source: str, why: str) -> Callable[[], bool]:
     return told
 
 
-async def test_a_new_table_that_a_rule_does_not_fit_stops_alone_until_one_does_and_it_is_dumped(
+async def test_a_new_table_that_a_rule_does_not_fit_is_suspended_until_one_does_and_it_is_dumped(
     shop: Shop,
 ) -> None:
     async with shop.captured(**MASKED) as fetcher:
@@ -149,7 +149,7 @@ async def test_a_new_table_that_a_rule_does_not_fit_stops_alone_until_one_does_a
     assert b"secret" not in shop.written()
 
 
-async def test_an_altered_table_that_a_rule_no_longer_fits_is_taken_up_once_it_is_mended_and_dumped(
+async def test_an_altered_table_that_a_rule_no_longer_fits_is_followed_once_it_is_fixed_and_dumped(
     shop: Shop,
 ) -> None:
     shop.execute("CREATE TABLE part (id INTEGER PRIMARY KEY, name TEXT)")
@@ -180,7 +180,7 @@ async def test_an_altered_table_that_a_rule_no_longer_fits_is_taken_up_once_it_i
         await eventually(lambda: not suspended(fetcher), 20)
 
 
-async def test_a_table_that_was_made_while_the_relay_was_away_is_named_and_stops_with_its_first_row(
+async def test_a_table_made_while_the_relay_was_away_is_named_and_suspended_with_its_first_row(
     shop: Shop,
 ) -> None:
     async with shop.captured(**MASKED):
@@ -220,7 +220,7 @@ async def test_rules_that_were_changed_so_as_not_to_fit_are_refused_and_nothing_
     assert {(1,), (2,), (100,)} == set(shop.table("main.item"))
 
 
-async def test_a_stopped_table_stays_so_when_the_last_rule_is_gone_until_it_is_dumped(
+async def test_a_suspended_table_stays_so_when_the_last_rule_is_gone_until_it_is_dumped(
     shop: Shop,
 ) -> None:
     async with shop.captured(**MASKED):
@@ -332,7 +332,7 @@ async def all_of(source: RuledSource, inner: Written, after_scn: int = 0) -> lis
     return [batch async for batch in source.stream(after_scn)]
 
 
-async def test_that_a_table_has_stopped_is_kept_before_the_window_goes_on_in_which_it_did() -> None:
+async def test_a_suspension_is_stored_before_its_window_continues() -> None:
     early, late = (
         SuspensionState({"a.b": TableSuspension(1, "early")}),
         SuspensionState({"a.b": TableSuspension(2, "late")}),
@@ -361,7 +361,7 @@ async def test_that_a_table_has_stopped_is_kept_before_the_window_goes_on_in_whi
     assert b"secret" not in b"".join(batch.data for batch in (first, second, third))
 
 
-async def test_a_definition_that_does_not_fit_stops_its_table_and_is_not_told() -> None:
+async def test_a_definition_that_does_not_fit_suspends_its_table_and_is_not_announced() -> None:
     inner = Written(
         Batch(window(1, FIT), (FIT,), 1),
         Batch(window(2, OTHER, told=UNFIT), (OTHER,), 2),
@@ -386,7 +386,7 @@ async def test_a_definition_that_does_not_fit_stops_its_table_and_is_not_told() 
     assert [text.split()[0] for text in status["warnings"]] == ["shop.people", "its"]
 
 
-async def test_a_table_begins_again_between_two_windows_and_that_is_kept_at_once() -> None:
+async def test_a_table_restarts_between_two_windows_and_that_is_stored_at_once() -> None:
     inner = Written()
     source = ruled(inner)
     source.restore(
@@ -426,7 +426,7 @@ async def test_a_table_begins_again_between_two_windows_and_that_is_kept_at_once
     await stream.aclose()
 
 
-async def test_no_place_in_a_table_leaves_that_the_rules_do_not_fit() -> None:
+async def test_no_read_of_a_table_that_the_rules_do_not_fit_is_answered() -> None:
     inner = Written()
     source = ruled(inner)
     inner.tables = [UNFIT]
@@ -438,7 +438,7 @@ async def test_no_place_in_a_table_leaves_that_the_rules_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(("rules", "refused"), [(MASKED, False), (CUT | MASKED, True)])
-async def test_only_who_goes_on_under_the_same_rules_leaves_a_table_out(
+async def test_a_table_is_left_out_only_by_a_source_that_resumes_under_the_same_rules(
     rules: dict[str, Any], refused: bool
 ) -> None:
     digest = ColumnRules(source_config()).digest
@@ -467,7 +467,7 @@ async def test_only_who_goes_on_under_the_same_rules_leaves_a_table_out(
     kinds=st.lists(st.lists(st.sampled_from("oufc"), max_size=4), min_size=1, max_size=5),
     cuts=st.sets(st.integers(0, 30), max_size=6),
 )
-def test_a_table_stops_at_the_same_place_however_the_stream_is_cut(
+def test_a_table_is_suspended_at_the_same_position_however_the_stream_is_cut(
     kinds: list[list[str]], cuts: set[int]
 ) -> None:
     schemas = {"o": OTHER, "u": UNFIT, "f": FIT, "c": replace(OTHER, source="shop.calm")}

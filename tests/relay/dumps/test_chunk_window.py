@@ -80,7 +80,7 @@ def test_a_row_written_by_a_window_that_the_chunk_does_not_show_is_dropped() -> 
     assert window.keys(5) == [b"b"]
 
 
-def test_a_row_written_by_a_window_that_the_chunk_shows_is_kept() -> None:
+def test_a_row_written_by_a_window_that_the_chunk_shows_is_retained() -> None:
     window = Watched()
     window.begin()
     window.stream(5, b"a")
@@ -98,7 +98,7 @@ def test_a_chunk_waits_until_the_stream_has_passed_its_high() -> None:
     assert window.keys(7) == []
 
 
-def test_the_keys_of_an_open_window_are_judged_at_its_end() -> None:
+def test_the_keys_of_an_open_window_are_filtered_at_its_end() -> None:
     window = Watched()
     window.begin()
     builder = window.part(5, b"a")
@@ -211,7 +211,7 @@ def test_a_window_that_touched_another_table_is_not_remembered() -> None:
     assert window.keys(8) == [b"a"]
 
 
-def test_many_windows_in_one_block_are_judged_one_by_one() -> None:
+def test_many_windows_in_one_block_are_filtered_one_by_one() -> None:
     window = Watched()
     window.begin()
     windows = [window.part(scn, b"%d" % scn, b"both").end() for scn in (1, 2, 3)]
@@ -250,7 +250,7 @@ def test_a_window_is_remembered_for_a_chunk_whose_read_began_before_another_show
     window.window.leave(late)
 
 
-def test_keys_whose_hashes_are_equal_are_told_apart_by_their_bytes() -> None:
+def test_keys_whose_hashes_are_equal_are_distinguished_by_their_bytes() -> None:
     window = Watched()
     window.begin()
     other = chunk([b"a", b"b"], high=0)

@@ -40,7 +40,7 @@ def chunk_of(rows: Rows) -> Chunk:
     return Chunk(ITEMS, rows, Now(), None, True)
 
 
-def test_asked_for_keys_without_a_row_go_out_as_deletions_behind_the_rows() -> None:
+def test_requested_keys_without_a_row_go_out_as_deletions_behind_the_rows() -> None:
     day = dt.date(2026, 11, 21)
     here = Row(ITEMS.encode_key([day, 1]), ITEMS.encode_row([day, 1, "one"]))
     for rows in (Rows.of([here]), EMPTY):

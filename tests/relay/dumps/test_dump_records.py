@@ -38,12 +38,12 @@ def test_every_transition_is_in_the_table_or_refused(state: DumpState, wanted: D
         assert (dump.state, dump.chunk_rows) == (state, 2000), "a refused change changes nothing"
 
 
-def test_only_paused_and_running_can_be_asked_for() -> None:
+def test_only_paused_and_running_can_be_requested() -> None:
     with pytest.raises(BadRequest, match="completed"):
         change_dump(Dump("1", ["*"]), {"state": "completed"})
 
 
-def test_a_reader_is_told_replaced_and_let_go() -> None:
+def test_a_reader_is_notified_replaced_and_disconnected() -> None:
     dump = new_dump({"sources": ["t"], "reader": {"scn": 3, "seq": 1}})
     assert dump.reader == Position(3, 1)
     change_dump(dump, {"share": 50})
@@ -95,7 +95,7 @@ def test_what_has_begun_goes_before_what_has_not(tmp_path: Path) -> None:
     assert book.next_active() is book.get("1")
 
 
-def test_only_the_newest_finished_dumps_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_finished_dumps_are_retained(tmp_path: Path) -> None:
     book = DumpBook(tmp_path / "dumps.json")
     book.add(Dump("waiting", ["*"]))
     for number in range(KEPT_FINISHED + 5):
@@ -106,7 +106,7 @@ def test_only_the_newest_finished_dumps_are_kept(tmp_path: Path) -> None:
         book.get("4")
 
 
-def test_a_size_that_is_asked_for_stays() -> None:
+def test_a_size_that_is_requested_stays() -> None:
     dump = new_dump({"sources": ["t"]})
     assert dump.chunk_ms > 0
     change_dump(dump, {"chunk_rows": 5000})

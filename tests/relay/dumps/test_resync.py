@@ -79,7 +79,7 @@ def held(tmp_path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     return ring_state(tmp_path / "data" / "shop").tables.get("main.orders", {})
 
 
-async def test_a_suspended_table_is_emptied_and_dumped_without_anybody_asking(
+async def test_a_suspended_table_is_emptied_and_dumped_without_a_request(
     shop: sqlite3.Connection, tmp_path: Path
 ) -> None:
     folder = tmp_path / "data" / "shop"
@@ -129,7 +129,7 @@ async def test_with_manual_a_restart_keeps_the_table_suspended_until_an_operator
         change_table(fetcher.tables, {"action": "resync", "source": "main.orders"})
 
 
-async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
+async def test_a_claim_excludes_the_relay_until_it_is_released(
     shop: sqlite3.Connection, tmp_path: Path
 ) -> None:
     folder = tmp_path / "data" / "shop"

@@ -228,7 +228,7 @@ async def test_rows_do_not_go_out_under_another_key_than_readers_have(tmp_path: 
         assert ops.index(Op.SCHEMA_CHANGE) < ops.index(Op.TRUNCATE) < ops.index(Op.READ)
 
 
-async def test_rows_that_come_into_the_range_of_a_lane_are_read_as_a_chunk_of_their_own(
+async def test_rows_that_come_into_the_range_of_a_chunk_are_read_as_a_chunk_of_their_own(
     tmp_path: Path,
 ) -> None:
     database = rows_of(0)
@@ -326,7 +326,7 @@ async def test_nothing_goes_out_where_the_watermarks_are_not_as_they_should_be(
 
 
 @pytest.mark.parametrize("error", [SourceUnavailable("gone"), asyncio.CancelledError()])
-async def test_a_source_that_is_lost_for_a_moment_costs_a_lane_one_more_read(
+async def test_a_source_that_is_lost_for_a_moment_costs_one_chunk_one_more_read(
     tmp_path: Path, error: BaseException
 ) -> None:
     database = rows_of(45)

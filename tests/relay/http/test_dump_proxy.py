@@ -16,7 +16,7 @@ from databus.relay.http import dump_proxy
 @pytest.mark.parametrize(
     ("is_slow", "said"), [(True, r"has not answered within 0\.2 s"), (False, "restarts it")]
 )
-async def test_a_fetcher_that_takes_its_time_is_not_said_to_be_restarted(
+async def test_a_slow_fetcher_is_not_reported_as_restarted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_slow: bool, said: str
 ) -> None:
     async def body(_: object) -> bytes:

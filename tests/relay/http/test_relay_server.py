@@ -32,7 +32,7 @@ from tests.support.relay_http import (
 # ---- what is served ----
 
 
-async def test_databases_and_sources_tell_the_range_and_the_clock(
+async def test_databases_and_sources_give_the_range_and_the_clock(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
     relay.append(insert(4), insert(7))
@@ -179,7 +179,7 @@ async def test_ends_of_windows_in_a_row_are_served_and_collapse_under_a_filter(
         assert places(await frames(http, url, scn=at, **more)) == rest
 
 
-async def test_the_answer_tells_range_and_clock_in_its_headers(
+async def test_the_answer_gives_range_and_clock_in_its_headers(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
     relay.append(insert(3), insert(9))
@@ -193,7 +193,7 @@ async def test_the_answer_tells_range_and_clock_in_its_headers(
     }
 
 
-async def test_a_reader_ahead_of_the_stream_is_told_and_waits_for_what_is_new_to_it(
+async def test_a_reader_ahead_of_the_stream_is_notified_and_waits_for_what_is_new_to_it(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
     relay.append(insert(1))
@@ -311,7 +311,7 @@ async def test_curl_gets_ndjson_and_the_library_what_it_names(
         assert answer.content_type == SSE_TYPE
 
 
-async def test_a_browser_that_connects_again_goes_on_where_it_was(
+async def test_a_browser_that_reconnects_resumes_where_it_was(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
     relay.append(insert(1), insert(2), insert(3))

@@ -62,7 +62,7 @@ async def test_windows_reach_the_ring_and_their_schema_the_registry_before(
     assert found == [(1, 0, Op.INSERT), (1, 1, Op.INSERT), (1, 2, Op.END_OF_WINDOW)]
 
 
-async def test_a_restart_goes_on_after_the_last_window_without_repeating_any(
+async def test_a_restart_resumes_after_the_last_window_without_repeating_any(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     for number in range(5):
@@ -213,7 +213,7 @@ async def test_an_idle_source_moves_readers_on_by_an_empty_window(
     assert last[0].event_count == 0
 
 
-async def test_who_has_read_a_chunk_waits_for_no_idle_window(
+async def test_the_reader_of_a_chunk_waits_for_no_idle_window(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     never = dataclasses.replace(PACE, idle_window_s=3600.0)

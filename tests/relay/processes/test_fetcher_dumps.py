@@ -63,7 +63,7 @@ async def dumped(folder: Path, request: dict[str, Any], *states: str) -> dict[st
     return await ended(folder, dump["id"], *states)
 
 
-async def test_a_dump_sends_every_row_once_behind_the_stream_and_tells_its_end(
+async def test_a_dump_sends_every_row_once_behind_the_stream_and_reports_its_end(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = {key: f"note {key}" for key in range(10)}
@@ -139,7 +139,7 @@ async def test_a_failed_chunk_is_loud_and_can_be_resumed(
     assert replayed(tmp_path) == database.rows
 
 
-async def test_a_dump_says_what_it_waits_for_while_the_stream_is_off(
+async def test_a_dump_reports_what_it_waits_for_while_the_stream_is_off(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
@@ -190,7 +190,7 @@ async def test_a_dump_is_paused_slowed_resumed_and_cancelled(
         assert [one["state"] for one in listed["dumps"]] == ["completed", "cancelled"]
 
 
-async def test_a_dump_goes_on_after_a_restart_at_the_chunk_after_the_last_durable_one(
+async def test_a_dump_resumes_after_a_restart_at_the_chunk_after_the_last_durable_one(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
@@ -279,7 +279,7 @@ async def test_a_condition_chooses_rows_as_consumers_see_them_and_never_reaches_
     assert asked == {(True, False), (False, False)}
 
 
-async def test_a_condition_tells_nothing_of_an_excluded_column(
+async def test_a_condition_reveals_nothing_of_an_excluded_column(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
     database.rows = {1: "secret"}

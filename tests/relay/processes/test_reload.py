@@ -188,7 +188,7 @@ async def test_databases_come_change_and_go_and_the_readers_of_others_do_not_not
 
 
 @pytest.mark.slow
-async def test_a_ring_that_is_resized_keeps_what_fits_and_its_readers(tmp_path: Path) -> None:
+async def test_a_ring_that_is_resized_retains_what_fits_and_its_readers(tmp_path: Path) -> None:
     def sized(ring_bytes: str) -> Config:
         section = database("one").replace("_second=300", "_second=400")
         return config(tmp_path, section.replace("1MiB", ring_bytes))
@@ -324,7 +324,7 @@ def test_a_relay_reads_its_file_again_without_a_restart_of_what_has_not_changed(
     assert command().returncode == 1
 
 
-async def test_who_asks_where_no_relay_runs_is_told_so(tmp_path: Path) -> None:
+async def test_a_request_where_no_relay_runs_gets_that_as_its_error(tmp_path: Path) -> None:
     with pytest.raises(ServerUnavailable, match="no relay"):
         await ask_reload(tmp_path / "nothing")
     with SocketName(tmp_path / SOCKET_NAME) as name:
@@ -371,7 +371,7 @@ async def test_a_wakeup_travels_to_a_worker_and_secrets_with_it(tmp_path: Path) 
     os.close(theirs)
 
 
-async def test_a_worker_that_cannot_take_a_wakeup_ends_to_be_told_anew(
+async def test_a_worker_that_cannot_take_a_wakeup_ends_and_gets_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, channel, ending = Told(), SupervisorChannel(), asyncio.Event()
@@ -429,7 +429,7 @@ async def test_nothing_is_left_of_databases_that_came_and_went(tmp_path: Path) -
         assert Path("/proc/self/maps").read_text().count("/data/two/") <= maps == 0
 
 
-async def test_a_table_that_is_added_to_the_sources_joins_and_the_others_go_on(
+async def test_a_table_that_is_added_to_the_sources_joins_and_the_others_continue(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "shop.db"

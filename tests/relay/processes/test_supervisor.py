@@ -121,7 +121,7 @@ def test_the_children_die_with_a_supervisor_that_is_killed(config_path: Path) ->
             wait_process_gone(child.pid)
 
 
-def test_no_secret_of_a_url_stands_in_the_process_list(config_path: Path) -> None:
+def test_no_secret_of_a_url_is_in_the_process_list(config_path: Path) -> None:
     config_path.write_text(ONE.replace("URL", "mariadb://u:hush@127.0.0.1:1/shop"))
     with RelayProcess(config_path) as relay:
         eventually_sync(lambda: relay.children("databus.relay.processes.fetcher"))
@@ -159,7 +159,7 @@ async def test_a_child_that_the_system_does_not_start_is_tried_again_and_the_oth
     assert all(f"{error}; restart in" in one for one in told)
 
 
-async def test_a_child_that_cannot_be_told_what_to_do_is_ended_before_the_next_is_started(
+async def test_a_child_that_cannot_get_its_settings_is_ended_before_the_next_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin, start = asyncio.create_subprocess_exec, threading.Thread.start
@@ -273,7 +273,7 @@ def test_a_handover_comes_back_whole_with_the_password() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--handover-fd"], ["--handover-fd", "x"], ["-h"]])
-def test_a_child_that_is_started_by_hand_says_how_to_start_the_relay(
+def test_a_child_that_is_started_by_hand_prints_how_to_start_the_relay(
     arguments: list[str],
 ) -> None:
     with pytest.raises(ConfigError, match="databus relay -c FILE"):

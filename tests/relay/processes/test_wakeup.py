@@ -26,7 +26,7 @@ async def test_every_task_that_waits_is_woken_by_one_commit() -> None:
     sender.close()
 
 
-async def test_a_wait_without_a_commit_ends_on_time_and_says_so() -> None:
+async def test_a_wait_without_a_commit_ends_on_time_and_reports_it() -> None:
     receiver = WakeupReceiver(make_wakeup())
     assert await receiver.wait(0.01) is False
     receiver.close()
@@ -41,7 +41,7 @@ async def test_a_commit_between_the_look_and_the_wait_is_not_missed() -> None:
     sender.close()
 
 
-async def test_closing_wakes_whoever_still_waits() -> None:
+async def test_closing_wakes_every_waiter() -> None:
     receiver = WakeupReceiver(make_wakeup())
     wait = asyncio.create_task(receiver.wait())
     await asyncio.sleep(0)

@@ -89,7 +89,7 @@ async def test_each_worker_answers_for_both_and_followers_end_cleanly(
 
 
 @pytest.mark.faults
-async def test_a_worker_that_is_killed_comes_back_and_the_stream_goes_on(
+async def test_a_worker_that_is_killed_comes_back_and_the_stream_continues(
     supervisor: Supervisor,
 ) -> None:
     url = f"{supervisor.url}/v1/gen/stream"

@@ -76,7 +76,7 @@ async def answer_of(http: aiohttp.ClientSession, url: str, spans: bool) -> tuple
 
 @pytest.mark.parametrize("how", ASKED)
 @pytest.mark.parametrize("spans", [True, False], ids=["spans", "plain"])
-async def test_a_damaged_frame_ends_each_answer_with_an_error_that_names_its_place(
+async def test_a_damaged_frame_ends_each_answer_with_an_error_that_names_its_position(
     relay: LiveRelay, http: aiohttp.ClientSession, how: str, spans: bool
 ) -> None:
     fill(relay)
@@ -114,7 +114,7 @@ async def test_readers_behind_the_damage_are_served(
 
 
 @pytest.mark.parametrize("what", ["moved", "deleted", "replaced", "cut"])
-async def test_a_ring_that_is_no_longer_in_its_place_ends_the_answers_that_follow_it(
+async def test_a_ring_whose_file_was_moved_ends_the_answers_that_follow_it(
     relay: LiveRelay, http: aiohttp.ClientSession, tmp_path: Path, what: str
 ) -> None:
     fill(relay)

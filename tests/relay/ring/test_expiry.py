@@ -65,7 +65,7 @@ def test_a_window_goes_one_microsecond_after_its_time_and_not_before(
     assert check(tmp_path) == []
 
 
-def test_a_reader_inside_what_expires_is_told(tmp_path: Path) -> None:
+def test_a_reader_inside_what_expires_is_notified(tmp_path: Path) -> None:
     with Ring.create(tmp_path, 1 << 16) as writer, Ring.open_reader(tmp_path) as reader:
         writer.append(window(1, 5) + window(2, 6))
         place = reader.find(Position(1, 0))

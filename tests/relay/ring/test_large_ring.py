@@ -77,7 +77,7 @@ def test_a_ring_that_the_disk_cannot_hold_is_refused_before_anything_is_lost(
 
 
 @pytest.mark.parametrize("slack", [-1, 0, 1])
-def test_a_ring_made_smaller_keeps_the_windows_that_fit_to_the_byte(
+def test_a_ring_made_smaller_retains_the_windows_that_fit_to_the_byte(
     tmp_path: Path, slack: int
 ) -> None:
     size = 4096

@@ -111,7 +111,7 @@ def test_a_version_is_not_on_disk_before_its_table_is(tmp_path: Path) -> None:
     registry.close()
 
 
-def test_a_record_that_is_kept_at_once_is_not_overwritten_by_what_was_packed_before(
+def test_a_record_that_is_stored_at_once_is_not_overwritten_by_what_was_packed_before(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tables.json"

@@ -84,7 +84,7 @@ def test_two_windows_of_one_scn_follow_each_other(tmp_path: Path) -> None:
         assert read_from(reader, Position(7)) == b""
 
 
-def test_scns_beyond_63_bits_are_kept_in_order(tmp_path: Path) -> None:
+def test_scns_beyond_63_bits_stay_in_order(tmp_path: Path) -> None:
     scns = [2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
     with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as reader:
         for scn in scns:
@@ -153,7 +153,7 @@ def test_a_discarded_window_leaves_no_trace_and_can_come_again(tmp_path: Path) -
         assert read_from(reader, Position(1)) == again
 
 
-def test_a_closed_ring_takes_nothing_and_keeps_whole_windows(tmp_path: Path) -> None:
+def test_a_closed_ring_takes_nothing_and_retains_whole_windows(tmp_path: Path) -> None:
     writer = Ring.create(tmp_path, RING_BYTES)
     writer.append(make_window(1, [10]) + without_end(make_window(2, [10, 10])))
     writer.close()
@@ -255,7 +255,7 @@ def test_an_empty_block_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ring_bytes", [4096, 8192, 20480])
 @pytest.mark.parametrize("size", [0, 8, 100, 440, 944])
 @pytest.mark.parametrize("per_block", [1, 3, 50])
-def test_every_geometry_keeps_the_bytes_intact(
+def test_every_geometry_leaves_the_bytes_intact(
     tmp_path: Path, ring_bytes: int, size: int, per_block: int
 ) -> None:
     windows = [make_window(scn, [size] * (scn % 4)) for scn in range(1, 151)]
@@ -284,7 +284,7 @@ def test_a_read_ends_at_max_bytes_but_always_has_one_frame(tmp_path: Path) -> No
         assert reader.read(reader.snapshot().tail, 100) == (b"", reader.snapshot().tail)
 
 
-def test_a_reader_that_was_overtaken_is_told_and_finds_out_what_is_left(tmp_path: Path) -> None:
+def test_a_reader_that_was_overtaken_is_notified_and_finds_out_what_is_left(tmp_path: Path) -> None:
     with Ring.create(tmp_path, 4096) as writer, Ring.open_reader(tmp_path) as reader:
         writer.append(make_window(1, [100]))
         place = reader.find(ORIGIN)

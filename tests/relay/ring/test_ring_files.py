@@ -97,7 +97,7 @@ def test_a_ring_is_not_made_over_another_and_not_read_where_there_is_none(tmp_pa
         Ring.create(tmp_path, RING_BYTES)
 
 
-def test_another_clock_is_refused_and_the_first_one_kept(tmp_path: Path) -> None:
+def test_another_clock_is_refused_and_the_first_one_stays(tmp_path: Path) -> None:
     Ring.create(tmp_path, RING_BYTES).close()
     Ring.open_writer(tmp_path, clock="mariadb:0").close()
     with pytest.raises(ClockMismatch, match=r"'mariadb:0'.*'mariadb:1'"):
@@ -119,7 +119,7 @@ def test_readers_cannot_change_the_files(tmp_path: Path) -> None:
 # ---- replacement ----
 
 
-def test_every_ring_file_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+def test_every_ring_file_has_an_identity_of_its_own_for_life(tmp_path: Path) -> None:
     identities = []
     for number in range(20):
         with Ring.create(tmp_path / str(number), 4096, clock="c") as writer:
@@ -153,7 +153,7 @@ def test_a_reset_ring_is_empty_and_its_readers_follow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_bytes", [8192, 12288, 65536])
-def test_a_resized_ring_keeps_the_newest_windows_that_fit(tmp_path: Path, new_bytes: int) -> None:
+def test_a_resized_ring_retains_the_newest_windows_that_fit(tmp_path: Path, new_bytes: int) -> None:
     windows = list(itertools.islice(endless_windows(5, most_bytes=200), 150))
     with Ring.create(tmp_path, RING_BYTES, clock="c") as writer:
         for window in windows:
@@ -204,7 +204,7 @@ def test_sync_may_run_beside_appends_in_another_thread(tmp_path: Path) -> None:
     assert check(tmp_path) == []
 
 
-def test_describe_ring_says_what_is_there(tmp_path: Path) -> None:
+def test_describe_ring_reports_what_is_there(tmp_path: Path) -> None:
     with Ring.create(tmp_path, RING_BYTES, clock="c", start=Position(3, 1)) as writer:
         writer.append(make_window(5, [10, 10]) + make_window(9, []))
         text = describe_ring(tmp_path)
@@ -221,7 +221,7 @@ def test_describe_ring_says_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["scn", "length", "commit_us", "payload"])
-def test_check_names_the_place_of_a_damaged_frame(tmp_path: Path, field: str) -> None:
+def test_check_names_the_position_of_a_damaged_frame(tmp_path: Path, field: str) -> None:
     with Ring.create(tmp_path, RING_BYTES) as writer:
         for scn in range(1, 6):
             writer.append(make_window(scn, [64]))

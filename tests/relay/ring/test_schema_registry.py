@@ -114,7 +114,7 @@ def test_what_a_full_disk_left_of_a_line_is_cut_off_before_the_next_one(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_line_that_a_power_loss_tore_is_told_again(tmp_path: Path, seed: int) -> None:
+def test_a_line_that_a_power_loss_tore_is_announced_again(tmp_path: Path, seed: int) -> None:
     rng, sector = random.Random(seed), 512
     path = tmp_path / "schemas.jsonl"
     registry = Registry(path)

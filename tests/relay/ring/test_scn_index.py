@@ -72,7 +72,7 @@ class FakeRing:
     cuts=st.lists(st.tuples(st.integers(1, 899), st.integers(0, 40), st.booleans()), max_size=5),
     probes=st.lists(st.tuples(st.floats(0, 1.01), st.integers(0, 6)), min_size=1, max_size=20),
 )
-def test_a_lookup_is_what_bisect_says(
+def test_a_lookup_gives_what_bisect_gives(
     step: int,
     gaps: list[int],
     cuts: list[tuple[int, int, bool]],

@@ -102,7 +102,7 @@ async def test_a_coded_follower_gets_each_window_when_it_is_committed(
     assert [frame.scn for frame in iter_frames(read)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
-async def test_whoever_names_no_coding_gets_the_bytes_of_the_ring(tmp_path: Path) -> None:
+async def test_a_client_that_names_no_coding_gets_the_bytes_of_the_ring(tmp_path: Path) -> None:
     live = LiveRelay(tmp_path)
     block = window(1, [(Op.INSERT, ORDERS, 1)])
     live.append(block)

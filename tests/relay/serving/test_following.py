@@ -189,7 +189,7 @@ async def test_shutting_down_ends_followers_cleanly_within_a_second(
     live.close()
 
 
-async def test_a_reader_that_has_stopped_reading_does_not_hold_up_the_shutdown(
+async def test_a_reader_that_has_stopped_reading_does_not_delay_the_shutdown(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     live = LiveRelay(tmp_path, ring_bytes=64 << 20)

@@ -130,7 +130,7 @@ def test_a_reader_that_is_overtaken_between_headers_and_rows_stays_where_it_was(
         directory.at(reader, cached_headers.start)
 
 
-def test_headers_are_kept_within_bounds(
+def test_headers_are_cached_within_bounds(
     ring: tuple[RingWriter, RingReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directories, "CACHE_PART_BYTES", 100_000)
@@ -147,7 +147,7 @@ def test_headers_are_kept_within_bounds(
     assert directory.listed_count > 10
 
 
-def test_columns_of_a_listing_are_those_of_the_frames(
+def test_columns_of_the_header_cache_are_those_of_the_frames(
     ring: tuple[RingWriter, RingReader],
 ) -> None:
     writer, reader = ring

@@ -101,7 +101,7 @@ async def test_a_long_poll_is_woken_by_the_commit_and_not_by_a_timer(
     live.close()
 
 
-async def test_a_long_poll_goes_on_waiting_through_windows_that_do_not_match(
+async def test_a_long_poll_continues_to_wait_through_windows_that_do_not_match(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
     url = f"{relay.url}/v1/shop/stream"

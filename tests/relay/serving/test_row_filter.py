@@ -98,7 +98,7 @@ OLD, YOUNG = (1, 70, "x"), (1, 7, "x")
         (change(Op.TRUNCATE, None, None), True),
     ],
 )
-def test_a_change_is_taken_if_the_row_was_in_or_is_in_or_it_cannot_be_told(
+def test_a_change_is_taken_if_the_row_was_in_or_is_in_or_is_unknown(
     block: bytes, taken: bool
 ) -> None:
     assert is_taken("age > 60", block) is taken
@@ -186,7 +186,7 @@ def blocks_of(count: int) -> bytes:
     )
 
 
-def test_readers_with_other_cuts_share_the_verdicts_of_the_ring() -> None:
+def test_readers_with_other_cuts_share_the_matches_of_the_ring() -> None:
     block = blocks_of(300)
     edges = [*[frame.offset for frame in iter_frames(block)][::37], len(block)]
     matcher = row_filter_of("id % 3 = 0", ORDERS)
@@ -204,7 +204,7 @@ def test_readers_with_other_cuts_share_the_verdicts_of_the_ring() -> None:
     assert len(kept) == sum((scn + n) % 3 == 0 for scn in range(1, 300) for n in range(5))
 
 
-def test_a_verdict_is_only_made_for_what_the_other_filters_take() -> None:
+def test_a_match_is_only_computed_for_what_the_other_filters_take() -> None:
     matcher = row_filter_of("id > 0", ORDERS, ITEMS)
     wanted = StreamFilter(sources=("shop.items",))
     cursor = StreamCursor(Position(0, 0), wanted, row_filter=matcher)

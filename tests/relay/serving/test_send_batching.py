@@ -125,7 +125,7 @@ async def test_a_long_poll_gathers_until_its_own_time_is_over(
     assert places(found) == expected, "a plain poll waits for nothing"
 
 
-async def test_a_reader_whose_batch_was_overwritten_is_told_so(
+async def test_a_reader_whose_batch_was_overwritten_is_notified(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     live = LiveRelay(tmp_path)

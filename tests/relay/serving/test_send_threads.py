@@ -124,7 +124,7 @@ def test_a_file_that_is_held_is_unmapped_when_it_is_let_go(tmp_path: Path) -> No
         assert file.map.closed
 
 
-async def test_what_cannot_be_waited_for_is_an_error_and_the_thread_goes_on(
+async def test_a_failed_wait_is_an_error_and_the_thread_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = SendThreads()

@@ -16,7 +16,7 @@ from tests.support.windows import endless_windows, make_window
 RING_BYTES = 16384
 
 
-def test_readers_at_one_place_cost_one_read_until_the_next_commit(tmp_path: Path) -> None:
+def test_readers_at_one_position_cost_one_read_until_the_next_commit(tmp_path: Path) -> None:
     with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as ring:
         reads, first, second = SharedReads(), make_window(1, [50]), make_window(2, [60])
         writer.append(first)
@@ -36,7 +36,7 @@ def test_readers_at_one_place_cost_one_read_until_the_next_commit(tmp_path: Path
         assert bytes(reads.read(ring, start, 4096)[0]) == first + second
 
 
-def test_a_block_is_scanned_once_for_all_who_are_given_it(tmp_path: Path) -> None:
+def test_a_block_is_scanned_once_for_all_readers_that_get_it(tmp_path: Path) -> None:
     with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as ring:
         reads = SharedReads()
         writer.append(make_window(1, [50, 60]))

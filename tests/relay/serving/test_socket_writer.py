@@ -124,7 +124,7 @@ async def test_polls_of_any_size_give_the_stream_without_gap_or_repetition(
 
 
 @BOTH
-async def test_who_asked_for_spans_gets_the_mappings_bytes_without_a_copy_and_nobody_else_does(
+async def test_only_a_reader_that_requested_spans_gets_the_mappings_bytes_without_a_copy(
     tmp_path: Path,
     http: aiohttp.ClientSession,
     headers: dict[str, str],
@@ -254,7 +254,7 @@ async def test_what_the_writer_puts_there_during_a_send_is_not_taken_for_data(
 
 
 @BOTH
-async def test_a_reader_that_is_overtaken_between_two_extents_is_told_so(
+async def test_a_reader_that_is_overtaken_between_two_extents_is_notified(
     tmp_path: Path,
     http: aiohttp.ClientSession,
     headers: dict[str, str],

@@ -199,7 +199,7 @@ async def test_the_oldest_that_is_evicted_while_it_is_looked_up_is_looked_up_aga
 
 
 @each_moment
-async def test_a_ring_that_turns_over_faster_than_it_can_be_read_is_said_to(
+async def test_a_ring_that_is_overwritten_faster_than_it_can_be_read_is_reported(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     turning = Turning(tmp_path, monkeypatch, 1000, moment)
@@ -217,7 +217,7 @@ async def test_a_ring_that_turns_over_faster_than_it_can_be_read_is_said_to(
 
 
 @pytest.mark.parametrize("rows", [0, 60])
-async def test_who_starts_where_the_ring_begins_gets_the_end_of_the_window_it_may_be_in(
+async def test_a_reader_that_starts_where_the_ring_begins_gets_the_end_of_the_window_it_may_be_in(
     tmp_path: Path, http: aiohttp.ClientSession, rows: int
 ) -> None:
     """``rows``: how many of the large window are still there; without any it has ended."""

@@ -90,7 +90,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         parse_time(text)
 
 
-async def test_a_reader_starts_at_a_commit_time_or_is_told_the_range(tmp_path: Path) -> None:
+async def test_a_reader_starts_at_a_commit_time_or_gets_the_range(tmp_path: Path) -> None:
     live = LiveRelay(tmp_path, start=Position(3))
     live.append(*(window(scn, [(Op.INSERT, ORDERS, scn)]) for scn in (4, 6, 8)))
     async with live.served(), aiohttp.ClientSession(headers={"Accept": FRAMES_TYPE}) as http:

@@ -130,7 +130,7 @@ async def test_postgresql_does_not_get_the_password_in_clear(
     assert not server.knows_the_password()
 
 
-async def test_require_auth_says_how_postgresql_may_ask() -> None:
+async def test_require_auth_limits_how_postgresql_may_authenticate() -> None:
     async def md5(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await startup(reader)
         writer.write(asks(5, b"salt"))

@@ -52,7 +52,7 @@ def totals(data_dir: Path, workers: int = 1) -> dict[str, int]:
 # ---- the table ----
 
 
-def test_a_clients_counts_are_summed_over_the_workers_and_told_by_the_furthest(
+def test_a_clients_counts_are_summed_over_the_workers_and_its_position_is_the_furthest(
     tmp_path: Path,
 ) -> None:
     one, two = (ClientCounters(tmp_path, worker) for worker in (0, 1))
@@ -90,7 +90,9 @@ def test_names_beyond_the_bound_are_counted_together(tmp_path: Path) -> None:
     counters.close()
 
 
-def test_a_name_that_was_idle_for_long_makes_room_and_its_counts_are_kept(tmp_path: Path) -> None:
+def test_a_name_that_was_idle_for_long_makes_room_and_its_counts_are_retained(
+    tmp_path: Path,
+) -> None:
     clock = Clock()
     counters = ClientCounters(tmp_path, 0, now_s=clock)
     with counters.answering("shop", "reading") as reading:
@@ -118,7 +120,7 @@ def test_a_name_that_was_idle_for_long_makes_room_and_its_counts_are_kept(tmp_pa
     counters.close()
 
 
-def test_a_worker_begins_anew_and_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_worker_restarts_and_leaves_nothing_open(tmp_path: Path) -> None:
     counters = ClientCounters(tmp_path, 0)
     with counters.answering("shop", "index"):
         pass
@@ -128,7 +130,7 @@ def test_a_worker_begins_anew_and_leaves_nothing_open(tmp_path: Path) -> None:
     assert read_clients(tmp_path, 1, "shop") == {}
 
 
-def test_a_full_disk_keeps_nobody_from_being_answered_and_counted(
+def test_a_full_disk_stops_neither_answers_nor_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: str, flags: int) -> int:
@@ -157,7 +159,7 @@ def test_a_full_disk_keeps_nobody_from_being_answered_and_counted(
 
 
 @pytest.mark.parametrize("name", ["a", "search-index", "x@host:1/2", "9.z_"])
-def test_a_name_is_what_it_says(name: str) -> None:
+def test_a_valid_name_is_taken_unchanged(name: str) -> None:
     assert parse_client(name) == name
 
 

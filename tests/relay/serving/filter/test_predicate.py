@@ -188,7 +188,7 @@ def test_a_predicate_that_is_understood_is_not_put_into_words(
     compile_program(predicate, SourceSchema("shop.all", COLUMNS, ("id",)))
 
 
-def test_a_column_of_another_version_is_null_and_one_that_the_row_lacks_cannot_be_told() -> None:
+def test_a_column_of_another_version_is_null_and_one_that_the_row_lacks_is_unknown() -> None:
     predicate = parse_where("note = 'x' OR note IS NULL")
     assert compile_predicate(predicate, COLUMNS, ("note",))(ROW) is True
     partial = {"id": 7}
@@ -253,7 +253,7 @@ _CONDITIONS = st.recursive(
     st.none() | st.integers(-3, 3),
     st.none() | st.text("xyX", max_size=3),
 )
-def test_any_condition_is_what_sqlite_says(
+def test_any_condition_gives_what_sqlite_gives(
     text: str, a: int | None, b: int | None, s: str | None
 ) -> None:
     columns = (Column("a", Kind.INT), Column("b", Kind.INT), Column("s", Kind.STRING))

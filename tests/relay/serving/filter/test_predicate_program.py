@@ -131,7 +131,7 @@ def compare(where: str, block: np.ndarray[Any, np.dtype[np.uint8]]) -> float:
 
 
 @pytest.mark.parametrize("where", ATOMS)
-def test_a_program_tells_what_the_closures_tell(where: str) -> None:
+def test_a_program_gives_what_the_closures_give(where: str) -> None:
     compare(where, block_of(random.Random(where), 300))
 
 
@@ -164,11 +164,11 @@ def test_so_does_any_combination(where: str, seed: int) -> None:
         ("huge > 1 AND id = 7", 0.5),
     ],
 )
-def test_what_is_asked_for_usually_is_told_without_python(where: str, least: float) -> None:
+def test_usual_requests_are_compiled_without_python(where: str, least: float) -> None:
     assert compare(where, block_of(random.Random(1), 400)) >= least
 
 
-def test_what_no_program_tells_has_none() -> None:
+def test_an_unsupported_condition_has_no_program() -> None:
     assert compile_program(parse_where("huge > 1"), TABLE) is None
 
 
@@ -289,7 +289,7 @@ def test_cached_headers_are_filtered_as_a_copy_is(listed: Any, where: str) -> No
     assert matcher.decided_count == 400
 
 
-def test_a_listing_that_is_overwritten_meanwhile_gives_no_verdict(
+def test_headers_that_are_overwritten_meanwhile_give_no_match(
     listed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader, cached_headers, _ = listed
@@ -328,7 +328,7 @@ def test_rows_that_take_python_are_read_block_by_block(
     assert not matcher.uses_cached_headers
 
 
-def test_verdicts_on_listings_are_kept_within_bounds(
+def test_matches_of_the_header_cache_are_cached_within_bounds(
     listed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, cached_headers, _ = listed

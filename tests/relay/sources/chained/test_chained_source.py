@@ -402,7 +402,7 @@ async def test_the_next_parent_is_tried_if_the_first_no_longer_has_the_position(
                 assert await source.first_position() == Position(0, 0)
 
 
-async def test_a_chain_runs_no_dumps_itself_and_names_who_does(tmp_path: Path) -> None:
+async def test_a_chain_runs_no_dumps_itself_and_names_the_relay_that_does(tmp_path: Path) -> None:
     with relay(tmp_path) as live:
         async with live.served(), opened(live.url) as source:
             with pytest.raises(DumpFailed, match=f"{live.url}/v1/shop/dumps"):

@@ -95,7 +95,7 @@ async def test_a_stream_that_begins_later_is_the_rest_of_the_one_from_the_start(
     assert whole[place : place + size] == rest[:size]
 
 
-async def test_windows_larger_than_a_batch_are_cut_between_frames_and_go_on() -> None:
+async def test_windows_larger_than_a_batch_are_cut_between_frames_and_continued() -> None:
     made = source("events_per_second=max&events_per_window=20000&payload_bytes=200&events=20000")
     batches = [batch async for batch in _until(made, 20_000)]
     assert len(batches) > 2
@@ -140,7 +140,7 @@ async def test_a_chunk_of_keys_has_the_keys_without_a_row() -> None:
     assert (len(chunk.rows), chunk.missing) == (1, [[99]])
 
 
-async def test_the_rate_is_kept_and_an_ended_stream_stays_resolved() -> None:
+async def test_the_rate_is_held_and_an_ended_stream_stays_resolved() -> None:
     made = source("events_per_second=1000&events_per_window=5&events=100")
     started_s = time.monotonic()
     async for batch in made.stream(0):

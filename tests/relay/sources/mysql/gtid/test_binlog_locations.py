@@ -44,7 +44,7 @@ def test_the_oldest_locations_are_dropped_and_the_newest_retained() -> None:
     assert places.around(BinlogLocation(1, 29)) == EnclosedSnapshot(29, 29)
 
 
-async def test_who_waits_hears_when_the_stream_comes_by() -> None:
+async def test_a_waiter_is_notified_when_the_stream_passes() -> None:
     places = _locations(("b.000001", 10, 1))
     waiting = [
         asyncio.ensure_future(places.wait_around(BinlogLocation(1, 20), 60)) for _ in range(2)
@@ -56,7 +56,7 @@ async def test_who_waits_hears_when_the_stream_comes_by() -> None:
     assert await asyncio.gather(*waiting) == [EnclosedSnapshot(2, 4)] * 2
 
 
-async def test_a_stream_that_does_not_come_by_or_is_long_past_says_nothing() -> None:
+async def test_a_stream_that_does_not_pass_or_is_long_past_notifies_no_waiter() -> None:
     places = _locations(("b.000001", 10, 1))
     assert await places.wait_around(BinlogLocation(1, 20), 0.01) is None
     assert await places.wait_around(BinlogLocation(1, 5), 60) is None

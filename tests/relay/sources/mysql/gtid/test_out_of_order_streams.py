@@ -28,7 +28,7 @@ def reader_at(after_scn: int) -> MySqlDecoder:
     return reader
 
 
-def test_a_late_number_that_changes_nothing_captured_is_passed_over_and_no_longer_missed() -> None:
+def test_an_out_of_order_number_without_captured_changes_is_passed_over() -> None:
     reader = reader_at(5)
     feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))
     assert reader.resume_state().missed == f"{OLD}:7-8"
@@ -42,7 +42,7 @@ def test_a_late_number_that_changes_nothing_captured_is_passed_over_and_no_longe
 @pytest.mark.parametrize(
     "content", [change(3), [query("ALTER TABLE t ADD COLUMN v INT NOT NULL DEFAULT 3")]]
 )
-def test_a_late_number_suspends_the_captured_table_that_it_changes(
+def test_an_out_of_order_number_suspends_the_captured_table_that_it_changes(
     content: list[memoryview],
 ) -> None:
     reader = reader_at(5)
@@ -69,7 +69,7 @@ def test_numbers_missed_after_the_resume_state_are_noted_when_they_are_read_agai
     assert reader.resume_state().missed == f"{OLD}:7-8"
 
 
-def test_numbers_that_are_left_free_before_the_first_of_all_may_come_late_too() -> None:
+def test_numbers_that_are_left_free_before_the_first_of_all_may_come_out_of_order_too() -> None:
     reader = reader_at(0)
     feed(reader, transaction(OLD, 3, *change(1)))
     assert reader.resume_state().missed == f"{OLD}:1-2"

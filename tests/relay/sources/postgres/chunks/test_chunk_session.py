@@ -56,7 +56,7 @@ async def test_a_reader_that_gives_up_cancels_its_read() -> None:
     sessions.close()
 
 
-async def test_after_a_close_no_thread_begins_again() -> None:
+async def test_after_a_close_no_thread_restarts() -> None:
     sessions, threads = SessionLoop(), threading.active_count()
     sessions.close()
     with pytest.raises(SourceUnavailable, match="closed"):
