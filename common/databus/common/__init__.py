@@ -4,7 +4,7 @@ In reading order: ``errors`` (the tree of errors), ``checkpoint`` (positions and
 ``table_state`` (followed, suspended, resynchronising), ``config`` (the TOML file) with
 ``sink_config`` and ``config_values``, ``private`` (passwords in texts, modes of files), ``extras``
 (whether the packages of an extra are installed).  Then the folders ``compiled``, ``frame``,
-``schema``, ``filters``, ``http``, ``storage`` and ``processes``.
+``schema``, ``filters``, ``envelopes``, ``http``, ``storage`` and ``processes``.
 
 Each module is imported by its own name (``from databus.common.frame import frame_format``).
 """

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from databus.common.checkpoint import After, AtTime, StartPoint
+from databus.common.errors import BadRequest
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.http.request_parameters import (
     CHECKPOINT,
     CLIENT_HEADER,
     FOLLOW,
-    FORMAT,
     MAX_BYTES,
     OPS,
     PARTITION,
@@ -64,6 +64,12 @@ CLIENT = Parameter(
     {"type": "string", "maxLength": 64},
     "search-index",
 )
+FORMAT = Parameter(
+    "format",
+    "Form of the answer; it has priority over Accept. debezium is NDJSON whose changes are records "
+    "of Debezium.",
+    {"type": "string", "enum": ["frames", "ndjson", "sse", "debezium"]},
+)
 STREAM_PARAMETERS = (
     SOURCES,
     CHECKPOINT,
@@ -113,7 +119,11 @@ def parse_stream_request(
     Raises:
         BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
     """
-    form = choose_format(headers.get("Accept", "*/*"), query.get("format"))
+    form = query.get("format")
+    if form != "debezium":
+        form = choose_format(headers.get("Accept", "*/*"), form)
+    elif "columns" in query:
+        raise BadRequest("format=debezium has whole rows; leave out `columns`", parameter="columns")
     start = parse_start(query, database)
     last_id = headers.get("Last-Event-ID", "")
     if form == "sse" and last_id:

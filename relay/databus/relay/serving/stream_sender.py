@@ -32,6 +32,7 @@ from databus.relay.serving.content_coding import CODED_BLOCK_BYTES, CODERS, Code
 from databus.relay.serving.counters.client_counters import ClientCounter
 from databus.relay.serving.counters.worker_counters import WorkerCounters
 from databus.relay.serving.database_view import DatabaseView, range_headers
+from databus.relay.serving.debezium_lines import DebeziumLines
 from databus.relay.serving.extents import Extent
 from databus.relay.serving.header_cache import CachedHeaders
 from databus.relay.serving.row_filter import FILTERED_BLOCK_BYTES, SlowRowsError
@@ -93,6 +94,8 @@ class StreamAnswer:
         if projected is not None:
             rewriter = database.projections.of(projected)
             self.format: Format = ProjectedFrames(rewriter, database.schemas)
+        elif request.format == "debezium":
+            self.format = DebeziumLines(database, ring.clock)
         else:
             self.format = make_format(
                 request.format, Renderer(database.name, database.schema_of, request.columns)
