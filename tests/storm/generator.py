@@ -123,7 +123,8 @@ class Grammar(ABC):
         ]
 
     def some_table(self, *, with_key: bool = False) -> TableFacts | None:
-        found = [t for t in self.base_tables() if t.key or not with_key]
+        """A table with a column that can be written; ``with_key``: and with a key."""
+        found = [t for t in self.base_tables() if self.columns(t) and (t.key or not with_key)]
         captured = [t for t in found if self.site.is_captured(t.schema)]
         if captured and self.chance(0.9):
             found = captured

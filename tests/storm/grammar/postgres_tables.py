@@ -166,6 +166,13 @@ class PostgresGrammar(PostgresAdministration):
             yield f"ALTER TABLE {self.full(table)} {self.change(table)}"
 
     @production(1.5)
+    def p_table_without_columns(self) -> Iterator[str]:
+        for table in self.base_tables():
+            if not self.columns(table):
+                yield f"INSERT INTO {self.full(table)} DEFAULT VALUES"
+                yield f"ALTER TABLE {self.full(table)} ADD `a` {self.rng.choice(TYPES)}"
+
+    @production(1.5)
     def p_rename_column(self) -> Iterator[str]:
         if (table := self.some_table()) and (others := self.columns(table, key=False)):
             column = quoted(self.rng.choice(others).name)
