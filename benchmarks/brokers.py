@@ -1,8 +1,8 @@
 """What a user would pick instead, private and on the same events: NATS JetStream, Redis Streams.
 
 ``scripts/brokers.sh`` unpacks Debian's packages.  The readers receive into a buffer and look at
-nothing, as those of the relay do: what is asked for makes answers of a known length, which
-spares them the parsing.  Neither broker is asked to keep anything on disk but what it must:
+nothing, as those of the relay do: the requests make answers of a known length, which
+spares them the parsing.  Neither broker stores anything on disk but what it must:
 Redis keeps its stream in memory, JetStream in a file.
 """
 
@@ -36,10 +36,10 @@ def find(program: str) -> tuple[str, dict[str, str]] | None:
     """The program and the environment that it needs; None where it is not on this machine."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = Path(os.environ.get("DATABUS_BROKERS", cache / "databus-brokers"))
-    for place in (folder / "usr/bin" / program, folder / "usr/sbin" / program):
-        if place.exists():
+    for path in (folder / "usr/bin" / program, folder / "usr/sbin" / program):
+        if path.exists():
             libraries = ":".join(str(path) for path in (folder / "usr/lib").glob("*-linux-gnu"))
-            return str(place), {**os.environ, "LD_LIBRARY_PATH": libraries}
+            return str(path), {**os.environ, "LD_LIBRARY_PATH": libraries}
     found = shutil.which(program)
     return (found, dict(os.environ)) if found else None
 
@@ -173,7 +173,7 @@ def _bulk_length(word: bytes) -> int:
 
 
 def _receive(connection: socket.socket, buffer: bytearray, count: int) -> None:
-    """Receive an answer of a known length; its first bytes tell if it is an error."""
+    """Receive an answer of a known length; its first bytes show if it is an error."""
     left = count
     view = memoryview(buffer)
     while left:

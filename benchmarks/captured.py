@@ -63,9 +63,9 @@ def capture(run: Run, upstream: Upstream) -> None:
 
 def _present(report: Report, upstream: Upstream) -> list[Peer]:
     """The peers that are installed; the others are named, in a smoke run all of them."""
-    present, asked = [], report.run.options.peers
+    present, wanted = [], report.run.options.peers
     for peer in peers_of(upstream):
-        if asked is not None and not any(part in peer.name for part in asked):
+        if wanted is not None and not any(part in peer.name for part in wanted):
             peer.close()
             continue
         absent = "a smoke run has no peers" if report.run.smoke else peer.absent
@@ -97,10 +97,10 @@ def _drained(report: Report, upstream: Upstream, backlog: Backlog, peers: list[P
         ringed.append(drain(backlog, into_ring=True))
         for peer in peers:
             taken[peer.name].append(peer.take(backlog, number))
-    rows, place = backlog.rows, {"rows_per_commit": backlog.per_commit}
+    rows, labels = backlog.rows, {"rows_per_commit": backlog.per_commit}
     limit = Sample(tuple(rows / one.seconds for one in own)) if own else None
     if limit is not None:
-        report.add(limit, series=upstream.own_reader, **place)
+        report.add(limit, series=upstream.own_reader, **labels)
     else:
         report.note(f"{upstream.own_reader}: absent ({absent})")
     for series, found in (("source.stream()", streamed), ("into the ring", ringed)):
@@ -129,10 +129,10 @@ def _reported(
     sample = Sample(tuple(one.rows / one.seconds for one in runs))
     cpu_us = Sample(tuple(one.cpu_seconds / one.rows * 1e6 for one in runs))
     peak = max(one.peak_rss_bytes for one in runs) / 1e6
-    place = {"rows_per_commit": backlog.per_commit}
-    report.add(sample, series=series, **place)
+    labels = {"rows_per_commit": backlog.per_commit}
+    report.add(sample, series=series, **labels)
     report.settings.setdefault("costs", []).append(
-        {"series": series, **place, "cpu_us_per_row": cpu_us.median, "peak_rss_mb": peak}
+        {"series": series, **labels, "cpu_us_per_row": cpu_us.median, "peak_rss_mb": peak}
     )
     report.note(
         f"{series}, {backlog.per_commit} rows a commit: {sample.median:,.0f} rows/s, "
@@ -161,12 +161,12 @@ def _latency(
 
 def _told(report: Report, series: str, rate: int, runs: list[Latencies]) -> None:
     """Of each percentile the median of the runs, and what the runs lie between."""
-    told, texts = {}, []
+    summary, texts = {}, []
     for percent in PERCENTILES:
         each = sorted(one.latency_ms(percent) for one in runs)
-        told[f"p{percent}"] = statistics.median(each)
-        texts.append(f"p{percent} {told[f'p{percent}']:.2f} ({each[0]:.2f} to {each[-1]:.2f})")
-    report.settings.setdefault("latency_ms", []).append({"series": series, "rate": rate, **told})
+        summary[f"p{percent}"] = statistics.median(each)
+        texts.append(f"p{percent} {summary[f'p{percent}']:.2f} ({each[0]:.2f} to {each[-1]:.2f})")
+    report.settings.setdefault("latency_ms", []).append({"series": series, "rate": rate, **summary})
     report.note(
         f"{series} at {statistics.median(one.commits_per_s for one in runs):,.0f} commits/s, "
         f"{len(runs)} times {runs[0].count:,} rows: {', '.join(texts)} ms "

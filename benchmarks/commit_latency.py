@@ -210,7 +210,7 @@ def commit_at_rate(
     first: int, step: int,
 ) -> None:  # fmt: skip
     """Commit every ``step``-th statement of a rate from ``first`` on, from the moment on that it is
-    told after it said "ready"; answers when each commit returned, in microseconds."""
+    sent to it after it printed "ready"; answers when each commit returned, in microseconds."""
     cursor = _connect(is_mariadb, port).cursor()
     committed = np.zeros(len(statements), dtype=np.int64)
     answer.send("ready")

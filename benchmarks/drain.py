@@ -59,7 +59,7 @@ def first_scn(config: DatabaseConfig) -> int:
 
 
 def drain(backlog: Backlog, *, into_ring: bool) -> Drained:
-    """Stream the backlog, and if asked for put it into a ring on disk.
+    """Stream the backlog, and on request put it into a ring on disk.
 
     Raises:
         RuntimeError: the process failed, or not every row came.
@@ -136,9 +136,9 @@ async def _stream(
         state = intake.ring.state
         rows = state.frames - state.windows
         with Ring.open_reader(intake.ring.directory) as reader:
-            place = reader.snapshot().head
-            while place < reader.snapshot().tail:
-                data, place = reader.read(place, 4 << 20)
+            ring_position = reader.snapshot().head
+            while ring_position < reader.snapshot().tail:
+                data, ring_position = reader.read(ring_position, 4 << 20)
                 newest = bytes(data)
     return Drained(rows, seconds, cpu_seconds, peak, _content(newest))
 

@@ -1,7 +1,7 @@
 """Figure 13 of the paper: how much a relay sends to N consumers, by poll interval.
 
 A relay with a filled ring of 2.5 KB events; every consumer reads the ring from its oldest
-event on, in one long answer or polling at the interval (0: again at once), and begins anew at
+event on, in one long answer or polling at the interval (0: again at once), and restarts at
 its end.  Beside it, in the same run and with as many readers: raw loopback, NATS JetStream and
 Redis Streams with the same events, and the paper's figure for one gigabit.
 """
@@ -172,9 +172,9 @@ def measure_brokers(
             report.note(f"{broker.name}: {broker.program} is not here; scripts/brokers.sh gets it")
             continue
         with broker(events) as server:
-            place = (server.port, server.count, server.size)
+            reader_arguments = (server.port, server.count, server.size)
             for count, figures in sent.items():
-                sample = measure(run, partial(megabytes, count, seconds, read, *place))
+                sample = measure(run, partial(megabytes, count, seconds, read, *reader_arguments))
                 report.add(sample, series=broker.name, consumers=count)
                 for series, ours in figures.items():
                     times = (

@@ -37,13 +37,13 @@ def main(run: Run) -> None:
             received = [
                 follow(relay, count, seconds, partitioned=False) for _ in range(run.repeats)
             ]
-        told = [f"relay {consumed(report, f'{rate} updates/s', rate, count, received)}"]
+        parts = [f"relay {consumed(report, f'{rate} updates/s', rate, count, received)}"]
         for name, theirs in follow_peers(peers, rate, count, seconds, report).items():
             part = consumed(report, f"{rate} updates/s, {name}", rate, count, theirs)
-            told.append(f"{name} {part}")
+            parts.append(f"{name} {part}")
         report.note(
             f"{count} consumers at {rate}/s, part of the updates (the slowest; p50 of their age): "
-            f"{'; '.join(told)}; the paper: {paper(rate, count)}"
+            f"{'; '.join(parts)}; the paper: {paper(rate, count)}"
         )
     report.write()
 
@@ -51,7 +51,7 @@ def main(run: Run) -> None:
 def paper(rate: int, count: int) -> str:
     """What the paper's figure shows of so many consumers."""
     if rate not in PAPER_KNEE:
-        return "not told"
+        return "not published"
     return "keeps up" if count <= PAPER_KNEE[rate] else "falls behind"
 
 

@@ -42,7 +42,7 @@ def main(run: Run) -> None:
     if peers:
         report.note("partitioned: the relay alone, as no peer filters one stream by its keys' hash")
     for rate, count in grid(rates, consumers):
-        place = f"{count} consumers at {rate}/s"
+        title = f"{count} consumers at {rate}/s"
         with paced_relay(rate, run.seed) as relay:
             report.output_hash = content_hash(relay)
             received, used_us = follow_relay(relay, count, seconds, run, partitioned=False)
@@ -51,17 +51,17 @@ def main(run: Run) -> None:
             partly = aged(report, f"{rate}/s partitioned", count, parts)
             one = [follow_as_application(relay, count, seconds) for _ in range(run.repeats)]
             its = aged(report, f"{rate}/s application", count, one)
-        told = [
+        parts = [
             f"relay {written(ours)}{behind(received, rate)}, {used_us:.0f} us of CPU a delivery",
             f"an application {written(its)}{behind(one, rate)}",
         ]
         for name, theirs in follow_peers(peers, rate, count, seconds, report).items():
             ages = aged(report, f"{rate}/s {name}", count, theirs)
             times = " / ".join(f"{our / age:.1f}" for our, age in zip(ours, ages, strict=True))
-            told.append(f"{name} {written(ages)}{behind(theirs, rate)} (relay: {times} times)")
-        report.note(f"{place}: {'; '.join(told)}; paper: {PAPER_MS.get(rate, 'not told')}")
+            parts.append(f"{name} {written(ages)}{behind(theirs, rate)} (relay: {times} times)")
+        report.note(f"{title}: {'; '.join(parts)}; paper: {PAPER_MS.get(rate, 'not published')}")
         report.note(
-            f"{place}, partitioned: relay {written(partly)}, {part_us:.0f} us of CPU a delivery; "
+            f"{title}, partitioned: relay {written(partly)}, {part_us:.0f} us of CPU a delivery; "
             f"paper: {PAPER_PARTITIONED_MS}"
         )
     report.write()
@@ -92,7 +92,7 @@ def aged(report: Report, name: str, count: int, received: list[Received]) -> lis
 
 
 def written(ages: list[float]) -> str:
-    """The percentiles as a note tells them."""
+    """The percentiles as they are printed in a note."""
     return "p50 / p95 / p99 " + " / ".join(f"{age:.2f}" for age in ages) + " ms"
 
 

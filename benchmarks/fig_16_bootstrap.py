@@ -84,8 +84,8 @@ def _measured(run: Run, folder: Path, parts: list[int], count: int) -> None:
     digest = hashlib.sha256()
     found: dict[int, float] = {}
     for percent in parts:
-        place = _place(folder, percent, count)
-        with _server(place / "log") as log_url, _server(place / "delta") as delta_url:
+        case = _case_folder(folder, percent, count)
+        with _server(case / "log") as log_url, _server(case / "delta") as delta_url:
             log, delta = _Reading(log_url), _Reading(delta_url)
             times = measure_in_turns(run, {"log": log.once, "delta": delta.once})
         if log.state != delta.state:
@@ -105,23 +105,23 @@ def _measured(run: Run, folder: Path, parts: list[int], count: int) -> None:
     report.write()
 
 
-def _place(folder: Path, percent: int, count: int) -> Path:
+def _case_folder(folder: Path, percent: int, count: int) -> Path:
     return folder / f"hour-{count}-{percent}"
 
 
 def _prepare(folder: Path, parts: list[int], count: int, seed: int) -> None:
     """Make the stores that are not there: the same hour as a log alone, and merged."""
-    missing = [part for part in parts if not (_place(folder, part, count) / "delta").exists()]
+    missing = [part for part in parts if not (_case_folder(folder, part, count) / "delta").exists()]
     if not missing:
         return
     spark = start_spark("local[2]", "1g")
     try:
         for percent in missing:
-            place = _place(folder, percent, count)
-            shutil.rmtree(place, ignore_errors=True)
-            store = _hour(place / "log" / "shop", count, percent / 100, seed)
-            Applier(borrowed(store, place / "merging" / "shop"), spark).apply()
-            (place / "merging").rename(place / "delta")
+            case = _case_folder(folder, percent, count)
+            shutil.rmtree(case, ignore_errors=True)
+            store = _hour(case / "log" / "shop", count, percent / 100, seed)
+            Applier(borrowed(store, case / "merging" / "shop"), spark).apply()
+            (case / "merging").rename(case / "delta")
     finally:
         spark.stop()
 
@@ -185,8 +185,8 @@ def _consume(url: str) -> tuple[dict[int, dict[str, object]], int]:
     table: dict[int, dict[str, object]] = {}
     rows = 0
     splitter = FrameSplitter()
-    asked = f"{url}/v1/shop/bootstrap?scn={SINCE.scn}:{SINCE.seq}&format=frames"
-    with urllib.request.urlopen(asked, timeout=600) as answer:
+    snapshot_url = f"{url}/v1/shop/bootstrap?scn={SINCE.scn}:{SINCE.seq}&format=frames"
+    with urllib.request.urlopen(snapshot_url, timeout=600) as answer:
         while chunk := answer.read1(1 << 18):
             data = memoryview(splitter.feed(chunk))
             if not data:

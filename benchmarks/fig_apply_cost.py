@@ -10,7 +10,7 @@ The bootstrap is served over loopback by a server process and read by one proces
 each frame where it has come to lie, or receives and looks at nothing; the limit is one thread
 that reads the same Parquet with pyarrow.
 
-``--only memory`` tells instead how much memory ``databus apply --once`` takes at its defaults,
+``--only memory`` measures instead how much memory ``databus apply --once`` takes at its defaults,
 Python and its JVM apart, for applies of different sizes beside one base.
 
 Making 20 million rows takes minutes: ``--folder DIR --prepare`` makes the bases and ends, and
@@ -294,9 +294,11 @@ def apply_memory(report: Report, folder: Path, rows: int, applies: list[int]) ->
                 Sample((peak_bytes / 1e6,)), series=f"peak of {name}, MB", rows=rows,
                 changes=changes,
             )  # fmt: skip
-        told = ", ".join(f"{name} {peak / 1e6:.0f} MB" for name, peak in sorted(peaks.items()))
+        peaks_text = ", ".join(
+            f"{name} {peak / 1e6:.0f} MB" for name, peak in sorted(peaks.items())
+        )
         moved = sum(one["rows_in"] for one in merged)
-        report.note(f"{changes:,} changes beside {rows:,} rows, {moved:,} rows read: {told}")
+        report.note(f"{changes:,} changes beside {rows:,} rows, {moved:,} rows read: {peaks_text}")
         shutil.rmtree(work)
 
 
@@ -366,9 +368,9 @@ def bootstrap_read(run: Run, report: Report, store: Store) -> None:
         report.add(size, series=f"{name}, MB/s", rows=base.rows)
     report.output_hash += order.hash
     limit = found.pop("pyarrow alone")
-    told = ", ".join(f"{ratio(rows, limit):.2f} ({name})" for name, rows in found.items())
+    ratios = ", ".join(f"{ratio(rows, limit):.2f} ({name})" for name, rows in found.items())
     report.note(
-        f"a full bootstrap of {base.rows:,} rows runs at {told} of pyarrow reading the frame "
+        f"a full bootstrap of {base.rows:,} rows runs at {ratios} of pyarrow reading the frame "
         f"column alone in one thread; the floor is {FLOOR_READ}"
     )
 

@@ -53,9 +53,9 @@ async def keep_dump(upstream: Upstream, log: HotLog) -> None:
                 raise RuntimeError(f"the dump is {dump.state}: {dump.error}")
             log.add_schemas(fetcher.intake.registry.schemas)
             with Ring.open_reader(fetcher.intake.ring.directory) as reader:
-                place = reader.snapshot().head
-                while place < reader.snapshot().tail:
-                    data, place = reader.read(place, PART_BYTES)
+                ring_position = reader.snapshot().head
+                while ring_position < reader.snapshot().tail:
+                    data, ring_position = reader.read(ring_position, PART_BYTES)
                     log.append(bytes(data), 1)
         finally:
             fetcher.stop()

@@ -1,8 +1,8 @@
 """Idle readers of one worker: what a follower and a long poll cost while nothing happens.
 
 A relay whose source commits once a second; N connections of one kind wait.  Followers get that
-commit, and the time between the first and the last of them is told; long polls ask for deletes,
-which do not come.  The worker's anonymous memory before and after tells what a connection
+commit, and the time between the first and the last of them is printed; long polls ask for deletes,
+which do not come.  The worker's anonymous memory before and after shows what a connection
 costs.  The floor: 5,000 connections at less than 30 KiB each.
 """
 
@@ -46,10 +46,10 @@ def main(run: Run) -> None:
                 last_ms.append(spread_s * 1000)
         sample = Sample(tuple(costs))
         report.add(sample, series=kind, consumers=count)
-        told = f"; the last one had an event {max(last_ms):.0f} ms after the first"
+        last = f"; the last one had an event {max(last_ms):.0f} ms after the first"
         report.note(
             f"{count} {kind}: {sample.median:.1f} KiB each, {sample.median / FLOOR_KIB:.2f} of "
-            f"the {FLOOR_KIB} KiB that are allowed{told if kind == 'followers' else ''}"
+            f"the {FLOOR_KIB} KiB that are allowed{last if kind == 'followers' else ''}"
         )
     report.write()
 
@@ -74,7 +74,7 @@ def _measure(relay: RelayProcess, count: int, kind: str) -> tuple[int, float]:
         grown = anonymous_bytes(worker) - before
         if kind != "followers":
             return grown, 0.0
-        ours.send("go on")
+        ours.send("continue")
         spread = ours.recv()
         if isinstance(spread, str):
             raise RuntimeError(spread)

@@ -1,9 +1,9 @@
 """A worker's memory while its ring is written over a hundred times and more.
 
 A relay with a small ring and a source that fills it several times a second; readers of every
-kind go on all the while: followers of everything, of a partition, by a predicate in NDJSON, and
+kind run all the while: followers of everything, of a partition, by a predicate in NDJSON, and
 polls from the oldest event on, which the writer overtakes now and then.  What the worker grows
-by from the tenth ring length to the last is told.  The floor: nothing, but for noise.
+by from the tenth ring length to the last is printed.  The floor: nothing, but for noise.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def follow(relay: RelayProcess, count: int, seconds: float, *, partitioned: bool
 
 
 class Runs(Protocol):
-    """Whoever reads for so long; what it has got is what ``Received`` is made of."""
+    """A reader for so long; ``Received`` is made of what it has got."""
 
     def run(self, seconds: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
 
@@ -189,7 +189,7 @@ class Readers(ABC):
 
     @abstractmethod
     def connect(self, number: int) -> socket.socket:
-        """A reader's connection, which has asked for all that comes from now on."""
+        """A reader's connection, which has requested all that comes from now on."""
 
     def walked(self, number: int, size: int, out: I64Array) -> int:
         """Look at ``size`` bytes in the buffer, as ``walk`` does."""

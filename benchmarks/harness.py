@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How this run was asked for."""
+    """The options of this run."""
 
     name: str
     smoke: bool
@@ -67,10 +67,10 @@ class Report:
     notes: list[str] = field(default_factory=list)
     _cpu_before: Any = field(default_factory=psutil.cpu_times, repr=False)
 
-    def add(self, sample: Sample, **place: Any) -> None:
-        """A measured point, at ``place`` (series, x, and whatever tells it apart)."""
-        self.points.append({**place, **sample.to_json()})
-        where = ", ".join(f"{name} {value}" for name, value in place.items())
+    def add(self, sample: Sample, **labels: Any) -> None:
+        """A measured point with its ``labels`` (series, x, and whatever distinguishes it)."""
+        self.points.append({**labels, **sample.to_json()})
+        where = ", ".join(f"{name} {value}" for name, value in labels.items())
         print(
             f"  {where:<58} {sample.median:>12,.1f} {self.unit}  ±{sample.spread / 2:.0%}",
             flush=True,
@@ -168,7 +168,7 @@ def stolen(before: Any) -> float:
     """The part of the processors' time that other guests of the host have had since ``before``.
 
     Over a few hundredths, times are those of the host's other guests, and only ratios within one
-    run tell anything.
+    run are comparable.
     """
     now = psutil.cpu_times()
     spent = sum(now) - sum(before)

@@ -111,7 +111,7 @@ def http_get(connection: socket.socket, path: str, buffer: bytearray, until: flo
     """GET frames over a kept-alive connection; the bytes of the answer's body as sent.
 
     The body's chunks are not taken apart: the end of a chunked body is known by its last five
-    bytes, which no frame ends with at a place where the server pauses.  An answer that is not
+    bytes, which no frame ends with at a point where the server pauses.  An answer that is not
     200 raises.
     """
     connection.sendall(

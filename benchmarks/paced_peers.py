@@ -4,7 +4,7 @@ Each peer has a publisher, a process of its own in which the very source of the 
 at the same rate, stamps the same times and has several events due at once every 2 ms; what is
 due goes out in one write.  The readers are those of ``followers.py``: one process, epoll, and a
 kernel that looks at every frame.  A peer that does not keep up may hold its publisher up, which
-then stamps later: the rate tells of it, besides the latency.
+then stamps later: the rate shows it, besides the latency.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ class NatsReaders(WrappedReaders):
     def connect(self, number: int) -> socket.socket:
         subject = f"push.{os.getpid()}.{number}"
         connection = NatsConnection(self.port).subscribed(subject)
-        with NatsConnection(self.port) as asking:
-            made = asking.ask(NEW_CONSUMER, push_request(subject, "new"))
+        with NatsConnection(self.port) as control:
+            made = control.ask(NEW_CONSUMER, push_request(subject, "new"))
         if "error" in made:
             raise RuntimeError(made["error"])
         return connection
@@ -342,11 +342,11 @@ PEERS = (
 
 
 def present(report: Report) -> list[Peer]:
-    """The peers that are asked for and here; those that are not here are named in a note."""
-    asked: list[str] | None = report.run.options.peers
+    """The peers that are requested and here; those that are not here are named in a note."""
+    wanted: list[str] | None = report.run.options.peers
     found = []
     for peer in PEERS:
-        if asked is not None and not any(part.lower() in peer.name.lower() for part in asked):
+        if wanted is not None and not any(part.lower() in peer.name.lower() for part in wanted):
             continue
         if peer.broker and not peer.broker.is_here():
             program = peer.broker.program

@@ -70,7 +70,7 @@ class Peer(ABC):
 
     @abstractmethod
     def mark(self, table: str) -> None:
-        """Remember the place where the backlog of a table is about to begin."""
+        """Remember the log position where the backlog of a table is about to begin."""
 
     @abstractmethod
     def take(self, backlog: Backlog, number: int) -> Taken:
@@ -81,7 +81,7 @@ class Peer(ABC):
         """
 
     def close(self) -> None:
-        """Delete the places."""
+        """Delete the remembered positions."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _slot(self, of: str, slot: str) -> None:
@@ -146,20 +146,21 @@ class Debezium(Peer):
         return None if installed else f"not in {self._installed}"
 
     def mark(self, table: str) -> None:
-        """Let it see one row of another table: that leaves a place and the tables' history."""
+        """Let it see one row of another table: that leaves an offset file and the tables'
+        history."""
         self.upstream.execute("CREATE TABLE IF NOT EXISTS marks (id BIGINT PRIMARY KEY)")
         slot = f"marked_{table}_{self.form}"
         if isinstance(self.upstream, Postgres):
             self.upstream.execute(f"CREATE PUBLICATION {slot} FOR TABLE {table}, marks")
-        place = self.folder / table
-        place.mkdir()
-        command = self._command(place, table, slot, slot, topic="marks", rows=1)
-        with (place / "log").open("wb") as log:
+        run_folder = self.folder / table
+        run_folder.mkdir()
+        command = self._command(run_folder, table, slot, slot, topic="marks", rows=1)
+        with (run_folder / "log").open("wb") as log:
             marking = subprocess.Popen(command, stdout=log, stderr=log)
         self._commit_marks_until(lambda: marking.poll() is not None)
         if marking.poll() != 0:
             marking.kill()
-            raise RuntimeError(f"{self.name} has not begun: {_said(place)}")
+            raise RuntimeError(f"{self.name} has not begun: {_said(run_folder)}")
 
     def _commit_marks_until(self, reached: Callable[[], bool]) -> None:
         number, deadline_s = time.time_ns(), time.monotonic() + MARK_S
@@ -175,14 +176,16 @@ class Debezium(Peer):
             RuntimeError: it failed, with what it said.
         """
         slot = f"snapshot_{table}_{number}"
-        place = self.folder / slot
-        place.mkdir()
+        run_folder = self.folder / slot
+        run_folder.mkdir()
         if isinstance(self.upstream, Postgres):
             self.upstream.execute(f"DROP PUBLICATION IF EXISTS {slot}")
             self.upstream.execute(f"CREATE PUBLICATION {slot} FOR TABLE {table}")
         more = {"snapshot.mode": "initial", "snapshot.locking.mode": "none"}
         try:
-            return _run(self._command(place, table, slot, slot, topic=table, rows=rows, **more))
+            return _run(
+                self._command(run_folder, table, slot, slot, topic=table, rows=rows, **more)
+            )
         finally:
             if isinstance(self.upstream, Postgres):
                 self._drop(slot)
@@ -190,26 +193,26 @@ class Debezium(Peer):
     @contextlib.contextmanager
     def following(self, table: str, count: int) -> Iterator[Callable[[], I64Array]]:
         """While it follows a table's rows with the ids below ``count``; what is yielded waits for
-        the last one and tells when each came, in microseconds."""
+        the last one and returns when each came, in microseconds."""
         self.upstream.execute("CREATE TABLE IF NOT EXISTS marks (id BIGINT PRIMARY KEY)")
         slot = f"follows_{table}"
         if isinstance(self.upstream, Postgres):
             self.upstream.execute(f"CREATE PUBLICATION {slot} FOR TABLE {table}, marks")
-        place = self.folder / slot
-        place.mkdir()
-        arrivals = place / "arrivals"
+        run_folder = self.folder / slot
+        run_folder.mkdir()
+        arrivals = run_folder / "arrivals"
         command = self._command(
-            place, table, slot, slot, topic=table, rows=count, **{"drain.arrivals": arrivals}
+            run_folder, table, slot, slot, topic=table, rows=count, **{"drain.arrivals": arrivals}
         )
-        with (place / "log").open("wb") as log:
+        with (run_folder / "log").open("wb") as log:
             follower = subprocess.Popen(command, stdout=log, stderr=log)
 
         def is_streaming() -> bool:
-            return b"streaming" in (place / "log").read_bytes() or follower.poll() is not None
+            return b"streaming" in (run_folder / "log").read_bytes() or follower.poll() is not None
 
         def arrived() -> I64Array:
             if follower.wait(MARK_S) or not arrivals.exists():
-                raise RuntimeError(f"{self.name} has not followed: {_said(place)}")
+                raise RuntimeError(f"{self.name} has not followed: {_said(run_folder)}")
             return np.fromfile(arrivals, dtype=np.int64)
 
         try:
@@ -224,14 +227,19 @@ class Debezium(Peer):
     def take(self, backlog: Backlog, number: int) -> Taken:
         publication = f"marked_{backlog.table}_{self.form}"
         slot = f"{publication}_{number}"
-        place = self.folder / f"{backlog.table}-{number}"
-        shutil.copytree(self.folder / backlog.table, place)
+        run_folder = self.folder / f"{backlog.table}-{number}"
+        shutil.copytree(self.folder / backlog.table, run_folder)
         if isinstance(self.upstream, Postgres):
             self._slot(publication, slot)
         try:
             return _run(
                 self._command(
-                    place, backlog.table, slot, publication, topic=backlog.table, rows=backlog.rows
+                    run_folder,
+                    backlog.table,
+                    slot,
+                    publication,
+                    topic=backlog.table,
+                    rows=backlog.rows,
                 )
             )
         finally:
@@ -240,7 +248,7 @@ class Debezium(Peer):
 
     def _command(
         self,
-        place: Path,
+        run_folder: Path,
         table: str,
         slot: str,
         publication: str,
@@ -260,7 +268,7 @@ class Debezium(Peer):
             "table.include.list": f"{schema}.{table},{schema}.marks",
             "snapshot.mode": "no_data",
             "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
-            "offset.storage.file.filename": place / "offsets",
+            "offset.storage.file.filename": run_folder / "offsets",
             "drain.topic": topic,
             "drain.rows": rows,
             "drain.format": self.form,
@@ -282,10 +290,10 @@ class Debezium(Peer):
                 "database.include.list": DATABASE,
                 "database.ssl.mode": "disabled",
                 "schema.history.internal": "io.debezium.storage.file.history.FileSchemaHistory",
-                "schema.history.internal.file.filename": place / "history",
+                "schema.history.internal.file.filename": run_folder / "history",
             }
         properties |= more
-        file = place / "drain.properties"
+        file = run_folder / "drain.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         path = f"{self._installed}/classes:{self._installed}/jars/*"
         return ["java", *JAVA, "-cp", path, "DebeziumDrain", str(file)]
@@ -301,8 +309,8 @@ def peers_of(upstream: Upstream) -> list[Peer]:
     ]
 
 
-def _said(place: Path) -> str:
-    return (place / "log").read_text(errors="replace")[-1500:]
+def _said(run_folder: Path) -> str:
+    return (run_folder / "log").read_text(errors="replace")[-1500:]
 
 
 def _run(command: list[str]) -> Taken:

@@ -16,7 +16,7 @@ MARKERS = "os^Dv"
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """One line for each series, over the first numeric place of its points."""
+    """One line for each series, over the first numeric label of its points."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -76,7 +76,7 @@ class RelayProcess:
         raise RuntimeError("the relay has no worker")
 
     def status(self) -> dict[str, Any]:
-        """What ``/v1/status`` tells about the database."""
+        """What ``/v1/status`` reports about the database."""
         with urllib.request.urlopen(f"{self.url}/v1/status", timeout=60) as answer:
             found: dict[str, Any] = json.loads(answer.read())["databases"][0]
         return found

@@ -221,8 +221,8 @@ class MySQL(MariaDB):
 
     def _own_program(self) -> list[str]:
         server = mysql_launcher()
-        place = next(place for place, part in enumerate(server) if part.endswith("mysqld"))
-        return [*server[:place], str(Path(server[place]).parents[1] / "bin/mysqlbinlog")]
+        index = next(index for index, part in enumerate(server) if part.endswith("mysqld"))
+        return [*server[:index], str(Path(server[index]).parents[1] / "bin/mysqlbinlog")]
 
     @staticmethod
     def _row(number: str) -> str:

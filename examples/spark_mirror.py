@@ -6,7 +6,7 @@
 The mirror is ``DIR/current``, a link to the newest version, for any reader of Parquet.  Every
 batch merges by key and by position, so a batch that Spark gives twice changes nothing: the
 mirror without its rows of ``_op = 'd'`` is what the source was at the end of the last batch.
-Run it again to go on; with ``--every 10s`` it stays.  For a Delta table replace ``merge`` by
+Run it again to resume; with ``--every 10s`` it stays.  For a Delta table replace ``merge`` by
 ``DeltaTable.merge``.
 """
 

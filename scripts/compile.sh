@@ -37,7 +37,7 @@ flock 9
 compiling=
 for wanted in "$@"; do
     case $wanted in
-    # It takes one processor, and goes on beside what waits for Java.
+    # It takes one processor, and runs beside what waits for Java.
     kernels)
         compile_kernels &
         compiling=$!

@@ -27,7 +27,7 @@ say() { printf 'servers.sh: %s\n' "$*" >&2; }
 
 names() { awk 'NF { print $1 }' <<<"$servers"; }
 
-# The server's own program; it is the last thing that is put in its place.
+# The server's own program; it is unpacked last.
 program() {
     case $1 in
     mysql-*) echo "$cache/$1/bin/mysqld" ;;

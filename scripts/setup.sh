@@ -129,7 +129,7 @@ apt() {
     return "$outcome"
 }
 
-# Debian's postgresql package makes a cluster and starts it. Nobody asked for that here, so the
+# Debian's postgresql package makes a cluster and starts it. The setup does not need it, so the
 # cluster is switched off while it is installed, and the setting is put back afterwards.
 CLUSTER_CONF=/etc/postgresql-common/createcluster.conf
 
@@ -154,7 +154,7 @@ without_main_cluster() {
 }
 
 INSTALL=
-# Ends the script where only an administrator can go on.
+# Ends the script where only an administrator can continue.
 name_missing() {
     [ ${#packages[@]} -eq 0 ] && return
     local reason
@@ -203,7 +203,7 @@ install_with_pip() { pip install --use-pep517 "${WANTED[@]}" >&2; }
 # uv downloads, unpacks and compiles many packages at once, where pip takes them one by one.
 install_with_uv() {
     local settings index more log=$VENV/uv.log
-    # It does not read pip's settings: where pip is told to take packages from, it is told too.
+    # It does not read pip's settings: where pip's settings name an index, it gets the same one.
     settings=$("$VENV/bin/python" -m pip config list 2>/dev/null) || return 1
     index=$(sed -n "s/^[^=]*\.index-url='\(.*\)'$/\1/p" <<<"$settings" | tail -n 1)
     more=$(sed -n "s/^[^=]*\.extra-index-url='\(.*\)'$/\1/p" <<<"$settings" | tail -n 1)

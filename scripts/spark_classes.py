@@ -26,7 +26,7 @@ def main(archive: Path) -> None:
         read.mapInArrow(lambda batches: batches, read.schema).collect()
     java = spark.sparkContext._gateway.proc
     spark.stop()
-    # It ends when nobody writes to it any more, and writes the archive before.
+    # It ends when its stdin is closed, and writes the archive before.
     java.stdin.close()
     java.wait(300)
 

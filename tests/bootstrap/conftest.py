@@ -48,8 +48,8 @@ def memory_folder() -> Iterator[Callable[[], Path]]:
     """
     shared = Path("/dev/shm")
     numbers = itertools.count()
-    place = str(shared) if shared.is_dir() else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    shared_folder = str(shared) if shared.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=shared_folder) as folder:
 
         def another() -> Path:
             path = Path(folder) / str(next(numbers))

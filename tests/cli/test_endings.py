@@ -115,7 +115,7 @@ def test_tail_waits_for_a_relay_that_is_away_for_a_moment(servers: Servers) -> N
     eventually_sync(lambda: "server_unavailable" in tail.log or "; " in tail.log, 20.0, "a word")
     seen = tail.log.count('"op"')
     relay.start().wait_ready(f"{servers.relay_url}/readyz", 40.0)
-    eventually_sync(lambda: tail.log.count('"op"') > seen, 30.0, "tail goes on")
+    eventually_sync(lambda: tail.log.count('"op"') > seen, 30.0, "tail continues")
     assert tail.running
 
 

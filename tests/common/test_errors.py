@@ -47,7 +47,7 @@ def test_an_unknown_code_gives_the_root_class_with_its_text() -> None:
         (502, b"<html>Bad Gateway</html>", errors.ServerUnavailable),
         (429, b"[]", errors.ServerUnavailable),
         (400, b"\xff", errors.BadRequest),
-        (404, b'{"title": "of somebody else"}', errors.BadRequest),
+        (404, b'{"title": "of another server"}', errors.BadRequest),
     ],
 )
 def test_an_answer_is_its_problem_or_its_status(

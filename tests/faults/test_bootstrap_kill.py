@@ -1,7 +1,7 @@
 """SIGKILL at every step of append, seal, merge, manifest switch and collection.
 
 A child process does the work and dies at the step that its environment names; afterwards the
-store must be whole, and going on must lead to the state that an undisturbed run leads to.
+store must be whole, and a resumed run must lead to the state that an undisturbed run leads to.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def merge(folder: Path) -> None:
 
 
 def replace(folder: Path) -> None:
-    """What the applier does around Spark: put a merged run in the place of others."""
+    """What the applier does around Spark: replace other runs by a merged one."""
     store = Store(folder)
     store.sweep("c")
     chain = store.read().chain

@@ -50,7 +50,7 @@ class Reader:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been told to go on online."""
+        """Whether it has been sent to the online stream."""
         return self.checkpoint is not None and isinstance(
             checkpoints.decode(self.checkpoint), OnlineCheckpoint
         )

@@ -63,7 +63,7 @@ def frames_of(folder: Path) -> dict[Position, bytes]:
 
 
 class SqliteWriter:
-    """Commits to a SQLite file in a thread of its own, until it is told to stop.
+    """Commits to a SQLite file in a thread of its own, until the test ends it.
 
     Owner: one test.
     """

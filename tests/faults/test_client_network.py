@@ -117,18 +117,18 @@ from databus.client import *
 url, path = sys.argv[1:]
 db = sqlite3.connect(path, isolation_level=None)
 db.execute("CREATE TABLE IF NOT EXISTS seen (scn, seq, PRIMARY KEY (scn, seq))")
-db.execute("CREATE TABLE IF NOT EXISTS place (one INTEGER PRIMARY KEY, checkpoint)")
+db.execute("CREATE TABLE IF NOT EXISTS progress (one INTEGER PRIMARY KEY, checkpoint)")
 class Keeper(Consumer):
     def onStartDataEventSequence(self, window): db.execute("BEGIN") if not db.in_transaction else 0
     # An insert without REPLACE: an event that took effect before would fail here.
     def onDataEvent(self, e): db.execute("INSERT INTO seen VALUES (?, ?)", (e.scn, e.seq))
     def onCheckpoint(self, c):
-        db.execute("REPLACE INTO place VALUES (1, ?)", (encode_checkpoint(c),))
+        db.execute("REPLACE INTO progress VALUES (1, ?)", (encode_checkpoint(c),))
         if db.in_transaction: db.execute("COMMIT")
     def onRollback(self, c):
         if db.in_transaction: db.execute("ROLLBACK")
 def load():
-    row = db.execute("SELECT checkpoint FROM place").fetchone()
+    row = db.execute("SELECT checkpoint FROM progress").fetchone()
     return row and row[0]
 DatabusClient(database="shop", relays=[url], start="oldest", consumer=Keeper(), max_retries=0,
               checkpoints=ApplicationCheckpoints(load), reconnect_s=0.01).run()

@@ -1,7 +1,7 @@
-"""A disk that fills up under the log writer: it stops, says so, and goes on when there is room.
+"""A disk that fills up under the log writer: it stops, reports it, and resumes when there is room.
 
 ``tmpfs`` is a real file system of a few megabytes, mounted in a namespace of the child's own;
-where that is not permitted the test is left out.  ``limit`` makes the same place in the kernel
+where that is not permitted the test is left out.  ``limit`` makes the same code of the kernel
 refuse to extend files (RLIMIT_FSIZE), which needs no permission.
 """
 
@@ -51,7 +51,7 @@ def may_mount(folder: Path) -> bool:
 
 
 def get(url: str) -> Any:
-    """A JSON document; an empty one while nobody answers."""
+    """A JSON document; an empty one while no server answers."""
     try:
         with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
             return json.load(answer)
@@ -155,7 +155,7 @@ async def _fills_up(child: subprocess.Popen[bytes], port: int, inside: Path) -> 
 
     async def is_full() -> bool:
         found = await status_of(port)
-        assert child.poll() is None, "a full disk ends nobody"
+        assert child.poll() is None, "a full disk ends no process"
         error = found.get("writer", {}).get("error", "")
         return "this step stored nothing" in error and "bytes are free" in error
 

@@ -2,7 +2,7 @@
 
 Every operation on the store's files that one of these does, from the first to the last, is refused
 once (no space left), in a run of its own.  The refusal must come out as a StoreError, the store
-must be whole, and going on must lead to the state that an undisturbed run leads to.
+must be whole, and a resumed run must lead to the state that an undisturbed run leads to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir
 class Disk:
     """Counts the operations on a folder's files, and refuses one of them.
 
-    Python's audit events tell of each file that is opened, renamed or deleted; syncing and
+    Python's audit events report each file that is opened, renamed or deleted; syncing and
     what Arrow does are counted where the storage calls them.
     """
 
@@ -145,7 +145,7 @@ def write(folder: Path) -> None:
 
 
 def collect(folder: Path) -> None:
-    """The applier, but for Spark: a merged run in the place of others, then their deletion."""
+    """The applier without Spark: it replaces other runs by a merged one and deletes them."""
     store = Store(folder)
     with store.lease("applier"):
         store.sweep("c")
@@ -176,8 +176,8 @@ def test_whatever_operation_the_disk_refuses_nothing_is_lost_or_double(
         error = ""
         try:
             action(folder)
-        except StoreError as told:
-            error = told.message
+        except StoreError as raised:
+            error = raised.message
         disk.rest()
         if not disk.refused:
             break

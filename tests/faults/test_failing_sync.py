@@ -27,7 +27,15 @@ from tests.faults.test_ring_crash import damage, retained
 from tests.support.config_text import generator_text
 from tests.support.failing_sync import FailingSync
 from tests.support.relay_process import RelayProcess
-from tests.support.scripted_fetcher import DATABASE, PACE, frames, opened, reached, running, told
+from tests.support.scripted_fetcher import (
+    DATABASE,
+    PACE,
+    frames,
+    opened,
+    reached,
+    running,
+    status_in,
+)
 from tests.support.scripted_source import ScriptedDatabase
 from tests.support.waiting import eventually, eventually_sync
 from tests.support.windows import make_window, split_frames
@@ -142,7 +150,7 @@ async def test_nothing_behind_a_failed_sync_is_acknowledged_and_the_state_is_fai
         await run
     assert failing.synced_after == 0
     assert max(database.acks) == 1, "what was not on disk was acknowledged"
-    status = await told(tmp_path, "failed")
+    status = await status_in(tmp_path, "failed")
     assert status["error"]["code"] == "sync_failed"
     async with running(database, tmp_path) as again:
         await eventually(reached(again, 2))

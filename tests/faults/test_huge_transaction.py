@@ -210,7 +210,7 @@ async def pass_through(
     fetcher.kill()
     await asyncio.to_thread(wait_process_gone, fetcher.pid)
     await read_until(WARM_UP_ROWS + 2 * ROWS // 3)
-    # A reader that ended in the middle of the window goes on there.
+    # A reader that ended in the middle of the window resumes there.
     assert reader.is_inside and reader.position is not None and reader.position.seq > ROWS // 2
     again = await asyncio.to_thread(relay.fetcher)
     assert again.pid != fetcher.pid

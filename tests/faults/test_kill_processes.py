@@ -55,7 +55,7 @@ def kill_worker(system: System, running: dict[str, DatabusProcess]) -> None:
 
 
 def kill_server(system: System, running: dict[str, DatabusProcess]) -> None:
-    """One of two, in turns: whoever was reading from it goes on with the other one."""
+    """One of two, alternately: its readers continue with the other one."""
     running["server"].kill9()
     running["server"].start()
     running["server"], running["other server"] = running["other server"], running["server"]
@@ -110,7 +110,7 @@ def kill_again_and_again(
         for _ in range(KILLS):
             wait_s(rng.uniform(0.1, longest_s))
             KILLERS[target](system, running)
-        # Somebody who was away for the whole time comes by the bootstrap.
+        # A consumer that was away for the whole time comes by the bootstrap.
         late = system.start_consumer("late")
         wait_s(1)
     system.wait_until_equal()

@@ -32,10 +32,10 @@ CLOCK = "test"
 
 @dataclass
 class TrueStream:
-    """The windows that the writer is told to write."""
+    """The windows that the writer has to write."""
 
     frames: list[bytes] = field(default_factory=list)
-    places: dict[Position, int] = field(default_factory=dict)
+    indexes: dict[Position, int] = field(default_factory=dict)
 
     @staticmethod
     def of(seed: int) -> TrueStream:
@@ -43,16 +43,16 @@ class TrueStream:
         for position, frame in true_frames(seed):
             if ends == WINDOWS:
                 break
-            truth.places[position] = len(truth.frames)
+            truth.indexes[position] = len(truth.frames)
             truth.frames.append(frame)
             ends += frame[11] == Op.END_OF_WINDOW
         return truth
 
-    def place(self, position: Position) -> int:
-        return self.places[position]
+    def index(self, position: Position) -> int:
+        return self.indexes[position]
 
-    def frame(self, place: int) -> bytes:
-        return self.frames[place]
+    def frame(self, index: int) -> bytes:
+        return self.frames[index]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_every_byte_that_a_lapped_reader_takes_is_of_the_stream(
     monkeypatch.setattr(SocketWriter, "__init__", make_narrow)
     seed = 11
     truth = TrueStream.of(seed)
-    last = max(truth.places)
+    last = max(truth.indexes)
     live = LiveRelay(tmp_path, ring_bytes=RING_BYTES, clock=CLOCK)
     assert live.folder.path == tmp_path / "shop"
     live.writer.append(b"".join(itertools.islice(truth.frames, 0, _first_window(truth))))
@@ -112,7 +112,7 @@ async def test_every_byte_that_a_lapped_reader_takes_is_of_the_stream(
     for reader in readers:
         assert reader.lapped, "none of it means anything if the writer never came by"
         assert (reader.span_frames > 0) == reader.manners.spans, (
-            "extents went out, to those who asked"
+            "extents went out, to the readers that requested them"
         )
     for spans in (True, False):
         cut = sum(reader.cut for reader in readers if reader.manners.spans == spans)

@@ -48,7 +48,7 @@ def commands(processes: list[psutil.Process]) -> dict[int, str]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """All processes that have inherited the mark, whoever their parent is by now."""
+    """All processes that have inherited the mark, whatever their parent is by now."""
     found = []
     for one in psutil.process_iter():
         with contextlib.suppress(OSError):

@@ -33,9 +33,9 @@ def retained(folder: Path) -> list[tuple[Position, bytes]]:
     """Every frame that the ring serves."""
     out: list[tuple[Position, bytes]] = []
     with Ring.open_reader(folder) as reader:
-        place = reader.find(reader.snapshot().prev)
+        ring_position = reader.find(reader.snapshot().prev)
         while True:
-            block, place = reader.read(place, 1 << 20)
+            block, ring_position = reader.read(ring_position, 1 << 20)
             if not block:
                 return out
             out += split_frames(block)
@@ -253,7 +253,7 @@ def test_a_damaged_index_is_rebuilt_and_finds_the_same(tmp_path: Path, at: str) 
         for scn in range(1, 200):
             writer.append(make_window(scn, [300]))
         with Ring.open_reader(tmp_path) as reader:
-            places = [reader.find(Position(scn)) for scn in range(100, 200)]
+            ring_positions = [reader.find(Position(scn)) for scn in range(100, 200)]
     path = tmp_path / "ring.index"
     if at == "missing":
         path.unlink()
@@ -267,7 +267,7 @@ def test_a_damaged_index_is_rebuilt_and_finds_the_same(tmp_path: Path, at: str) 
         assert writer.index_rebuilt is (at in ("entries", "counts"))
         assert check(tmp_path) == []
         with Ring.open_reader(tmp_path) as reader:
-            assert [reader.find(Position(scn)) for scn in range(100, 200)] == places
+            assert [reader.find(Position(scn)) for scn in range(100, 200)] == ring_positions
 
 
 def test_windows_behind_the_last_published_one_come_from_the_source_again(tmp_path: Path) -> None:

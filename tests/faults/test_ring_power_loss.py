@@ -54,7 +54,7 @@ def test_what_was_synced_is_there_after_a_power_loss_at_any_moment_of_a_sync(
     elif seed % 3 == 1:
         (tmp_path / "ring.index").write_bytes(index[:4096] + rng.randbytes(len(index) - 4096))
     with Ring.open_writer(tmp_path) as writer:
-        assert writer.last >= promised, "the source was told that it may forget up to there"
+        assert writer.last >= promised, "the source was notified that it may forget up to there"
         prev = writer.state.prev
     assert check(tmp_path) == []
     assert_is_part_of_stream(retained(tmp_path), prev, seed)
@@ -181,7 +181,7 @@ def test_what_a_power_loss_left_behind_the_tail_is_never_taken_for_the_stream(
         writer.append(made)
     promised = writer.sync()
     # More than a lap without a sync: behind the tail lie whole frames of the next lap, which
-    # are as long, and so begin where the ring goes on.
+    # are as long, and so begin where the ring continues.
     scn = len(WINDOWS)
     while writer.state.tail < RING_BYTES + 20 * len(WINDOWS[0]):
         scn += 1

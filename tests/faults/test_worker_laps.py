@@ -27,7 +27,7 @@ URL = "generator://?events_per_second=40000&payload_bytes=1500&events_per_window
 
 
 class GeneratedTruth:
-    """The generator's stream, each window made when somebody asks for it."""
+    """The generator's stream, each window made when it is read."""
 
     def __init__(self) -> None:
         self._source = GeneratorSource(DatabaseConfig(name="gen", url=SourceUrl(URL)))
@@ -36,15 +36,15 @@ class GeneratedTruth:
         self._scn = 0
         self._window: list[bytes] = []
 
-    def place(self, position: Position) -> int:
+    def index(self, position: Position) -> int:
         """The number of the frame there."""
         assert position.scn > 0
         assert position.seq < self._window_frames
         return (position.scn - 1) * self._window_frames + position.seq
 
-    def frame(self, place: int) -> bytes:
+    def frame(self, index: int) -> bytes:
         """The frame with this number."""
-        scn, seq = place // self._window_frames + 1, place % self._window_frames
+        scn, seq = index // self._window_frames + 1, index % self._window_frames
         if scn != self._scn:
             self._source._next_event = self._source.shape.event_count(scn - 1)
             window = self._source._pack(self._source.shape.event_count(scn))
@@ -83,13 +83,15 @@ async def test_readers_of_two_worker_processes_are_lapped_and_take_no_byte_but_o
             await passed(1)  # it is full
             begun = ring.snapshot().tail
 
-            def reader(spans: bool, *, stalls: bool, where: str = "", **asked: int) -> LappedReader:
+            def reader(
+                spans: bool, *, stalls: bool, where: str = "", **options: int
+            ) -> LappedReader:
                 manners = Manners(
                     spans=spans,
-                    follow=not asked,
-                    wait_ms=asked.get("wait_ms", 0),
+                    follow=not options,
+                    wait_ms=options.get("wait_ms", 0),
                     receive_bytes=1 << 14 if stalls else 1 << 18,
-                    ends_are_told=True,
+                    ends_are_marked=True,
                     pause=(lambda: passed(1.2)) if stalls else None,
                     where=where,
                 )
@@ -97,9 +99,9 @@ async def test_readers_of_two_worker_processes_are_lapped_and_take_no_byte_but_o
 
             stalling = [reader(spans, stalls=True) for spans in (True, False)]
             stalling += [reader(spans, stalls=True, wait_ms=500) for spans in (True, False)]
-            judged = [reader(False, stalls=stalls, where="id >= 0") for stalls in (True, False)]
+            filtered = [reader(False, stalls=stalls, where="id >= 0") for stalls in (True, False)]
             readers = [*stalling, reader(True, stalls=False), reader(False, stalls=False, poll=1)]
-            readers += judged
+            readers += filtered
             async with asyncio.TaskGroup() as group:
                 for each in readers:
                     group.create_task(each.run())
@@ -117,7 +119,7 @@ async def test_readers_of_two_worker_processes_are_lapped_and_take_no_byte_but_o
                     each.last = last.max
     finally:
         await asyncio.to_thread(relay.end)
-    assert any(each.lapped for each in judged)
+    assert any(each.lapped for each in filtered)
     assert last.tail - begun >= LAPS * RING_BYTES
     for each in readers:
         assert each.frames, "it got something"

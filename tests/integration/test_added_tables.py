@@ -1,4 +1,4 @@
-"""A table that joins the captured ones of MariaDB and MySQL, and everybody else goes on."""
+"""A table that joins the captured ones of MariaDB and MySQL while all others continue."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_table_joins_by_the_configuration_or_by_its_creation_and_the_oth
         expected = {"a": [1, 2, 3, 4], "b": [3, 4], "new_c": [4]}
         await eventually(lambda: rows() == expected, WAIT_S)
         assert relay.fetchers["shop"] is second
-        # Nobody's connection was cut, and the other database's fetcher knows of nothing.
+        # No connection was cut, and the other database's fetcher noticed nothing.
         await eventually(lambda: reader.row_count == 7, WAIT_S)
         assert relay.fetchers["other"] is first[1]
         seen = bystander.row_count

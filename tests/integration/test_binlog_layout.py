@@ -71,7 +71,7 @@ async def test_four_hundred_columns_are_counted_and_their_nulls_found_by_both_de
     product: str, request: pytest.FixtureRequest
 ) -> None:
     database: FreshDatabase = request.getfixturevalue(f"{product}_database")
-    # Beyond 250 a count takes three bytes; beyond 255 the catalogue's place does not fit in one.
+    # Beyond 250 a count takes three bytes; beyond 255 the catalogue's index does not fit in one.
     names = [f"c{number}" for number in range(400)]
     types = ("INT", "VARCHAR(9)", "DECIMAL(9,2) UNSIGNED", "ENUM('x','y')")
     columns = ", ".join(f"{name} {types[at % 4]}" for at, name in enumerate(names))

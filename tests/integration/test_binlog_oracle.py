@@ -32,7 +32,7 @@ from tests.support.random_values import random_literal, random_no_date
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated, use:DeprecationWarning")
 
 SEEDS = range(1, 1 + int(os.environ.get("DATABUS_ORACLE_SEEDS", "1")))
-"""What the random values follow from; more of them are for whoever has changed a decoder."""
+"""What the random values follow from; after a change of a decoder, run more of them."""
 
 State = dict[tuple[str, int], Row]
 
@@ -40,7 +40,7 @@ State = dict[tuple[str, int], Row]
 class Tables:
     """Tables whose columns have all the types, with rows that are written at random.
 
-    Owner: one test. After each transaction the server is asked for all rows: ``states``.
+    Owner: one test. After each transaction all rows are read from the server: ``states``.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Tables:
         self._connection.commit()
         state: State = {}
         for name, columns in self.columns.items():
-            asked = {column: type_ for column, type_ in columns.items() if is_doubtful(type_)}
+            doubtful = {column: type_ for column, type_ in columns.items() if is_doubtful(type_)}
             wanted = [
                 f"CAST({column} AS BINARY)" if type_.startswith("vector") else column
-                for column, type_ in asked.items()
+                for column, type_ in doubtful.items()
             ]
             self._cursor.execute(f"SELECT {', '.join(['id', *wanted])} FROM {name}")
             for number, *values in self._cursor.fetchall():
-                state[name, number] = dict(zip(asked, values, strict=True))
+                state[name, number] = dict(zip(doubtful, values, strict=True))
         self._connection.commit()
         self.states.append(state)
 
@@ -187,10 +187,10 @@ def assert_as_the_server_says(
 ) -> int:
     """Before images are what was; what the library misreads is after each commit as selected.
 
-    Returns how many values the server was asked for.
+    Returns how many values were read from the server.
     """
     state: State = {}
-    asked = 0
+    read_count = 0
     scns = sorted({scn for scn, _ in ours})
     for scn, selected in zip(scns, tables.states, strict=True):
         for _, (table, before, after) in (one for one in ours if one[0] == scn):
@@ -202,12 +202,12 @@ def assert_as_the_server_says(
         for (table, number), row in state.items():
             for column, value in row.items():
                 if is_misread(tables.types.get(column, "int"), value):
-                    told = selected[table, number][column]
-                    if str(told).startswith("0000") and zero_dates == "null":
-                        told = None
-                    assert value == told, f"{table}.{column}"
-                    asked += 1
-    return asked
+                    expected = selected[table, number][column]
+                    if str(expected).startswith("0000") and zero_dates == "null":
+                        expected = None
+                    assert value == expected, f"{table}.{column}"
+                    read_count += 1
+    return read_count
 
 
 async def changes_both_ways(source: MySqlSource, start: int) -> list[tuple[int, Change]]:

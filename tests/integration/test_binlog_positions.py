@@ -19,7 +19,7 @@ from tests.support.opened_source import open_source, opened_scn
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[BinlogRequest]:
-    """What the server is asked for."""
+    """What is requested of the server."""
     found: list[BinlogRequest] = []
     start = MySqlConnection.start_binlog
 
@@ -39,7 +39,7 @@ async def resumed(
     use_kernels: bool = True,
     url: str = "",
 ) -> Streamed:
-    """What a new fetcher gets that has this memo."""
+    """What a new fetcher gets that has this resume state."""
     config = mariadb_config(url or database.url, f"{database.name}.*")
     source = await open_source(MySqlSource(config, use_kernels=use_kernels))
     try:

@@ -152,7 +152,7 @@ async def test_a_backlog_announces_each_definition_where_it_begins_and_not_today
     start = await opened_scn(source)
     database.execute("INSERT INTO t VALUES (1, 1)")
     before = await read_to_end(source, start)
-    # Nobody reads meanwhile.
+    # The relay does not read meanwhile.
     for statement in (
         "ALTER TABLE t ADD COLUMN b VARCHAR(10)",
         "ALTER TABLE still ADD COLUMN c INT",
@@ -169,15 +169,15 @@ async def test_a_backlog_announces_each_definition_where_it_begins_and_not_today
     found = await read_to_end(again, before.resolved)
     await again.close()
     order: list[object] = []
-    last_told: dict[int, int] = {}
+    last_announced: dict[int, int] = {}
     for view in found.frames():
         if view.op == Op.SCHEMA_CHANGE:
-            told = SourceSchema.from_json(json.loads(bytes(view.after or b"")))
-            last_told[view.source_id] = told.fingerprint
-            columns = [f"{column.name} {column.type_name}" for column in told.columns]
-            order.append((told.source.partition(".")[2], *columns))
+            announced = SourceSchema.from_json(json.loads(bytes(view.after or b"")))
+            last_announced[view.source_id] = announced.fingerprint
+            columns = [f"{column.name} {column.type_name}" for column in announced.columns]
+            order.append((announced.source.partition(".")[2], *columns))
         elif not view.is_control:
-            assert view.schema_fp == last_told[view.source_id], view.position
+            assert view.schema_fp == last_announced[view.source_id], view.position
             order.append(Op(view.op))
     assert order == [
         ("t", "id int", "a int", "b varchar(10)"),

@@ -1,7 +1,7 @@
 """The order of callbacks (section 3.6 of the paper) on real databases, read by a real relay.
 
 The shop's transactions go over several tables, update keys, delete and roll back.  Every
-callback is recorded; the grammar judges the record, and what the windows held is compared
+callback is recorded; the grammar checks the record, and what the windows held is compared
 with what the source committed.
 """
 
@@ -119,10 +119,10 @@ async def dump(relay: LocalRelay) -> None:
     """Have the rows that were there before the relay, so that the copy can be whole."""
     async with aiohttp.ClientSession(relay.url) as session:
         async with session.post("/v1/shop/dumps", json={"sources": ["*"]}) as answer:
-            asked = await answer.json()
+            started = await answer.json()
 
         async def is_completed() -> bool:
-            async with session.get(f"/v1/shop/dumps/{asked['id']}") as answer:
+            async with session.get(f"/v1/shop/dumps/{started['id']}") as answer:
                 return bool((await answer.json())["state"] == "completed")
 
         await eventually(is_completed, 30.0, "the dump has ended")

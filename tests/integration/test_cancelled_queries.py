@@ -1,4 +1,4 @@
-"""A question that nobody waits for any more, to a server that still thinks about it."""
+"""A query that no task waits for any more, while the server still works on it."""
 
 from __future__ import annotations
 
@@ -76,23 +76,24 @@ def test_a_close_ends_the_wait_of_another_thread(database: FreshDatabase, url: s
         except SourceUnavailable as error:
             ended.append(error)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    query_task = threading.Thread(target=ask)
+    query_task.start()
     try:
         eventually_sync(lambda: thinking(database))
         connection.close()
-        asking.join(SLOW_S)
+        query_task.join(SLOW_S)
         assert [type(outcome) for outcome in ended] == [SourceUnavailable]
         assert thinking(database), "neither the close nor the thread has waited for the answer"
     finally:
         end(database)
-        asking.join()
+        query_task.join()
 
 
 async def test_a_chunk_that_is_given_up_ends_at_the_server(
     database: FreshDatabase, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds up nothing here, and the server does not go on with a query for nobody."""
+    """It delays nothing here, and the server does not continue with a query that no client
+    reads."""
     database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     database.execute("INSERT INTO t VALUES (1)")
     source = await open_source(MySqlSource(mariadb_config(url, f"{database.name}.*")))
@@ -134,9 +135,9 @@ async def test_an_abandoned_query_ends_at_postgresql(
     loop, session = SessionLoop(), ChunkSession(postgres_settings(config))
     await loop.run(session.begin("SELECT 1"))
     try:
-        asking = asyncio.ensure_future(loop.run(session.query(f"SELECT pg_sleep({SLOW_S})")))
+        query_task = asyncio.ensure_future(loop.run(session.query(f"SELECT pg_sleep({SLOW_S})")))
         await eventually(lambda: asyncio.to_thread(postgres_database.execute, running))
-        asking.cancel()
+        query_task.cancel()
         loop.drop(session)
 
         async def ended() -> bool:
@@ -163,8 +164,8 @@ async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
         except sqlite3.OperationalError as error:
             outcomes.append(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    query_task = threading.Thread(target=ask, daemon=True)
+    query_task.start()
     began.wait(SLOW_S)
 
     def interrupted() -> bool:
@@ -172,7 +173,7 @@ async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
         return bool(outcomes)
 
     await eventually(interrupted)
-    asking.join(SLOW_S)
+    query_task.join(SLOW_S)
     assert "interrupted" in str(outcomes[0])
     reader.close()
 

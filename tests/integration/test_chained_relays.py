@@ -1,4 +1,4 @@
-"""Relays that read relays: the same bytes at every level, whoever dies."""
+"""Relays that read relays: the same bytes at every level, whichever process dies."""
 
 from __future__ import annotations
 
@@ -241,12 +241,12 @@ async def test_a_child_that_falls_off_its_parents_ring_reports_it_and_holds_up_n
             assert complete(b) == END
             assert (await poll(b.url)).positions[-1] == END
 
-            async def told() -> bool:
+            async def is_reported() -> bool:
                 document = await get_json(b.url, "/v1/databases")
                 states = {d["name"]: d["state"] for d in document["databases"]}
                 return states == {"shop": "failed", "other": "streaming"}
 
-            await eventually(told)
+            await eventually(is_reported)
 
 
 async def test_a_child_of_another_stream_is_refused(tmp_path: Path) -> None:

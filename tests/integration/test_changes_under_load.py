@@ -34,7 +34,7 @@ CHANGES = {
         "ALTER COLUMN a TYPE varchar(30)",
     ),
 }
-TOLD = [
+ANNOUNCED = [
     {"id", "version", "a", "b", "c", "d"},
     {"id", "version", "a", "c", "d"},
     {"id", "version", "a", "d", "e"},
@@ -43,7 +43,8 @@ TOLD = [
 
 
 def migrate(row: dict[str, Any], kinds: dict[str, Kind], *, renames: bool) -> None:
-    """What the changes do with a row that is there; a definition may be told more than once."""
+    """What the changes do with a row that is there; a definition may be announced more than
+    once."""
     if "d" in kinds:
         row.setdefault("d", 7 if renames else None)
     if "b" not in kinds:
@@ -76,14 +77,16 @@ async def test_columns_change_while_writers_never_pause_and_each_row_has_its_own
     )
     database.execute(TABLE)
     writers = BusyWriters(database.name)
-    names_told = TOLD if is_postgres else TOLD[:3]  # A wider integer is of the same kind.
+    announced_names = (
+        ANNOUNCED if is_postgres else ANNOUNCED[:3]
+    )  # A wider integer is of the same kind.
 
     def state() -> Applied:
         moved = partial(migrate, renames=is_postgres)
         return applied(tmp_path / "shop", moved, defaults={"d": 7 if is_postgres else None})
 
-    def told(count: int) -> bool:
-        return len(state().names) == min(count, len(names_told))
+    def has_come(count: int) -> bool:
+        return len(state().names) == min(count, len(announced_names))
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -95,14 +98,14 @@ async def test_columns_change_while_writers_never_pause_and_each_row_has_its_own
                 await asyncio.to_thread(database.execute, f"ALTER TABLE busy {change}")
                 writers.read_columns_again()
                 await asyncio.to_thread(writers.each_commits, 4)
-                await eventually(partial(told, count), 30, change, poll_s=0.1)
+                await eventually(partial(has_come, count), 30, change, poll_s=0.1)
             await asyncio.to_thread(writers.each_commits, 8)
         await eventually(lambda: state().transactions == writers.committed, 30, poll_s=0.1)
         assert not fetcher.status.reconnect_count
         # PostgreSQL's source suspends the table for a moment at each change.
         await eventually(lambda: not fetcher.status.source.get("stopped_tables"), 30)
     found = state()
-    assert found.names == names_told
+    assert found.names == announced_names
     assert found.kinds["a"] is (Kind.STRING if is_postgres else Kind.INT)
     names = sorted(found.kinds)
     rows = database.execute(f"SELECT {', '.join(names)} FROM busy ORDER BY id")

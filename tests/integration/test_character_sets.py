@@ -50,10 +50,10 @@ async def test_all_characters_are_the_servers_in_stream_and_dump(database: Fresh
         dict(zip(columns, row, strict=True))
         for row in database.execute(f"SELECT {', '.join(columns)} FROM t ORDER BY id")
     ]
-    for row, told, read in zip(wanted, streamed, dumped, strict=True):
-        assert told is not None
+    for row, streamed_row, read in zip(wanted, streamed, dumped, strict=True):
+        assert streamed_row is not None
         for column in columns:
-            assert told[column] == row[column], column
+            assert streamed_row[column] == row[column], column
             assert read[column] == row[column], column
     assert {name: wanted[0][name] for name in OF_UNICODE} == {n: texts[n] for n in OF_UNICODE}
     assert [wanted[0]["e"], str(wanted[1]["euckr"])[0]] == ["갂", "갂"]

@@ -206,8 +206,8 @@ async def test_skipped_operations_and_excluded_tables_do_not_come(
             lambda: sorted(row["v"] for row in run.rows(kept).values()) == [1, 3, 4, 6],
             WAIT_S, poll_s=0.2,
         )  # fmt: skip
-        places = [view.position for view in ring_frames(run.folder)]
-        assert places == sorted(set(places))
+        positions = [view.position for view in ring_frames(run.folder)]
+        assert positions == sorted(set(positions))
         ends = [view for view in ring_frames(run.folder) if view.op == Op.END_OF_WINDOW]
         events = sum(view.event_count for view in ends)
         assert events == len(run.frames()) + 2, "an end counts what the source had"
@@ -286,16 +286,16 @@ async def test_a_table_without_a_key_is_refused_and_the_way_out_is_named(
     upstream.execute("CREATE TABLE loglines (a INTEGER, b VARCHAR(20))")
     loglines = upstream.table("loglines")
 
-    async def told(rules: str) -> str:
+    async def check_text(rules: str) -> str:
         source = create_source(configured(upstream, tmp_path, rules).database[0])
         try:
             return "; ".join(str(finding) for finding in await source.preflight() if finding.fatal)
         finally:
             await source.close()
 
-    assert f'keys = {{"{loglines}"' in await told("")
-    assert "no column 'z'" in await told(f'keys = {{"{loglines}" = ["a", "z"]}}')
-    whole = await told('keys = {"*.loglines" = "*"}')
+    assert f'keys = {{"{loglines}"' in await check_text("")
+    assert "no column 'z'" in await check_text(f'keys = {{"{loglines}" = ["a", "z"]}}')
+    whole = await check_text('keys = {"*.loglines" = "*"}')
     if upstream.kind == "postgres":
         assert 'ALTER TABLE "public"."loglines" REPLICA IDENTITY FULL' in whole
     else:

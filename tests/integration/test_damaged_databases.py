@@ -30,8 +30,8 @@ OTHERS = ("before", "behind")  # on either side of the damaged one
 def flip(path: Path, at: int, count: int, step: int = 1) -> None:
     """Invert ``count`` bytes from ``at`` on, ``step`` apart."""
     content = bytearray(path.read_bytes())
-    for place in range(at, min(len(content), at + count * step), step):
-        content[place] ^= 0xFF
+    for offset in range(at, min(len(content), at + count * step), step):
+        content[offset] ^= 0xFF
     path.write_bytes(content)  # the same inode: a live state would still be taken for one
 
 
@@ -79,7 +79,7 @@ def registry(folder: Path) -> None:
     flip(folder / "schemas.jsonl", 10, 40)
 
 
-# What is damaged, and whether the database itself goes on.
+# What is damaged, and whether the database itself continues.
 DAMAGE: list[tuple[Callable[[Path], None], bool]] = [
     (controls, False), (live_page, True), (data, True), (everything, False), (cut, False),
     (emptied, False), (not_a_file, False), (index, True), (status, True),
@@ -110,9 +110,9 @@ async def run_once(config: Config) -> None:
         )
 
 
-@pytest.mark.parametrize(("damage", "goes_on"), DAMAGE, ids=[each.__name__ for each, _ in DAMAGE])
+@pytest.mark.parametrize(("damage", "continues"), DAMAGE, ids=[each.__name__ for each, _ in DAMAGE])
 async def test_damage_to_one_databases_files_is_named_and_leaves_the_others_alone(
-    tmp_path: Path, damage: Callable[[Path], None], goes_on: bool, left_behind: Path
+    tmp_path: Path, damage: Callable[[Path], None], continues: bool, left_behind: Path
 ) -> None:
     data_dir = tmp_path / "data"
     if not (left_behind / "data").exists():
@@ -121,7 +121,7 @@ async def test_damage_to_one_databases_files_is_named_and_leaves_the_others_alon
     damage(data_dir / "hurt")
     config = config_of(data_dir)
 
-    async def told(path: str) -> dict[str, dict[str, Any]]:
+    async def by_name(path: str) -> dict[str, dict[str, Any]]:
         document = await get_json(relay.url, path)
         return {each["name"]: each for each in document["databases"]}
 
@@ -129,10 +129,10 @@ async def test_damage_to_one_databases_files_is_named_and_leaves_the_others_alon
         await eventually(
             lambda: all(relay.fetchers[name].intake is not None for name in OTHERS), 60
         )
-        before = {name: (await told("/v1/databases"))[name]["max"]["scn"] for name in OTHERS}
+        before = {name: (await by_name("/v1/databases"))[name]["max"]["scn"] for name in OTHERS}
 
         async def others_stream() -> bool:
-            now = await told("/v1/databases")
+            now = await by_name("/v1/databases")
             assert set(now) == {*OTHERS, "hurt"}
             return all(
                 now[name]["state"] == "streaming" and now[name]["max"]["scn"] > before[name] + 20
@@ -144,14 +144,14 @@ async def test_damage_to_one_databases_files_is_named_and_leaves_the_others_alon
             assert (await poll(relay.url, name)).frames
 
         async def is_named() -> bool:
-            hurt = (await told("/v1/status"))["hurt"]
-            if goes_on:
+            hurt = (await by_name("/v1/status"))["hurt"]
+            if continues:
                 return bool(hurt["state"] == "streaming" and hurt["max"]["scn"] > 0)
             assert "/hurt/" in hurt["fetcher"]["error"]["detail"], hurt
             return bool(hurt["state"] == "failed")
 
         await eventually(is_named, 30)
-        if goes_on:
+        if continues:
             assert (await poll(relay.url, "hurt")).frames
         else:
             with pytest.raises((SourceUnavailable, FormatError)):
@@ -173,8 +173,8 @@ async def test_a_damaged_record_of_dumps_or_word_of_the_fetcher_does_not_hide_al
         assert (document["name"], document["dumps"]) == ("shop", [])
     with pytest.raises(FormatError, match=r"dumps\.json is damaged"):
         Fetcher(live.config.database[0], tmp_path)
-    told = json.loads(read_document(live.folder.status) or b"{}")
-    assert (told["state"], "dumps.json" in told["error"]["detail"]) == ("failed", True)
+    by_name = json.loads(read_document(live.folder.status) or b"{}")
+    assert (by_name["state"], "dumps.json" in by_name["error"]["detail"]) == ("failed", True)
     live.close()
 
 

@@ -100,11 +100,11 @@ async def test_a_column_that_is_there_again_when_its_drop_is_read_shows_no_old_v
 
 
 def not_null(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row that nobody wrote since a column was added comes without it."""
+    """A row that was not written since a column was added comes without it."""
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-async def until_a_dropped_column_is_kept(stream: AsyncIterator[Batch]) -> str:
+async def until_a_dropped_column_is_stored(stream: AsyncIterator[Batch]) -> str:
     """The first resume state that has one, as it is on disk."""
     async for batch in stream:
         text = (
@@ -131,7 +131,7 @@ async def test_a_dropped_column_is_remembered_until_a_definition_is_certain(
     source.restore(before.resume_state, None, before.resolved)
     stream = source.stream(before.resolved)
     async with asyncio.timeout(60 * PATIENCE):
-        resume_state = await until_a_dropped_column_is_kept(stream)
+        resume_state = await until_a_dropped_column_is_stored(stream)
     # The stream stands between DROP c and ADD d, which is not certain either from now on.
     alter(database, "t", "ADD c INT")
     if restarts:

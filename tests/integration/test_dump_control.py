@@ -147,7 +147,7 @@ async def test_a_table_altered_between_chunks_continues_with_its_new_columns(
             database.execute(statement)
             database.execute(f"UPDATE goods SET note = 'after {number}' WHERE id = 59")
             await dumps.change(dump, state="paused")
-            # It goes on with one chunk at once, and rests before the next.
+            # It resumes with one chunk at once, and pauses before the next.
             await dumps.change(dump, state="running")
         await dumps.until(dump, "running", chunks=5)
         await dumps.change(dump, delay_ms=0)
@@ -236,10 +236,10 @@ async def test_progress_shows_the_speed_of_a_dump_and_the_remaining_rows(
             'dump_eta_seconds{database="d"}': progress["eta_s"],
         }
 
-        async def told() -> bool:
+        async def is_reported() -> bool:
             return wanted.items() <= (await dumps.metrics()).items()
 
-        await eventually(told)
+        await eventually(is_reported)
         await dumps.change(dump, delay_ms=0)
         whole = await dumps.until(dump, "completed")
         wanted = {
@@ -247,7 +247,7 @@ async def test_progress_shows_the_speed_of_a_dump_and_the_remaining_rows(
             'dump_chunks_total{database="d"}': whole["chunks"],
             'dump_sent_rows_total{database="d"}': ROWS,
         }
-        await eventually(told)
+        await eventually(is_reported)
         assert 'dump_eta_seconds{database="d"}' not in await dumps.metrics()
     assert whole["progress"]["rows_read"] == ROWS
     assert not whole["progress"]["eta_s"]

@@ -187,7 +187,7 @@ def requests(url: str) -> list[dict[str, Any]]:
 def replay(folder: Path, schemas: SchemaSet) -> dict[int, int]:
     """The table after every frame of the ring; a state that goes back fails.
 
-    A state is known by the place of the change that made it, and a deletion is one too: the
+    A state is identified by the position of the change that made it, and a deletion is one too: the
     last version of a row that has been deleted is older than its deletion.
     """
     rows: dict[int, int] = {}
@@ -199,20 +199,22 @@ def replay(folder: Path, schemas: SchemaSet) -> dict[int, int]:
         schema = schemas.by_fingerprint(view.schema_fp)
         if schema.source.endswith(".load_marks"):
             continue
-        key, place = schema.decode_key(view.key)["id"], view.position
+        key, position = schema.decode_key(view.key)["id"], view.position
         if view.op == Op.DELETE:
             rows.pop(key, None)
-            newest[key] = place
+            newest[key] = position
             continue
         version = schema.decode_row(view.after or b"")["version"]
         if view.op != Op.READ:
-            made_at[key, version] = place
+            made_at[key, version] = position
         elif version:
             # A chunk goes out only after the stream has passed all that it shows.
-            assert (key, version) in made_at, f"key {key} came too early at {place}"
-            place = made_at[key, version]
+            assert (key, version) in made_at, f"key {key} came too early at {position}"
+            position = made_at[key, version]
         else:
-            place = BEFORE_THE_STREAM
-        assert place >= newest.get(key, BEFORE_THE_STREAM), f"key {key} went back: {view.position}"
-        rows[key], newest[key] = version, place
+            position = BEFORE_THE_STREAM
+        assert position >= newest.get(key, BEFORE_THE_STREAM), (
+            f"key {key} went back: {view.position}"
+        )
+        rows[key], newest[key] = version, position
     return rows

@@ -63,7 +63,9 @@ def test_a_consumer_follows_sleeps_past_the_ring_and_comes_back_equal(
         consumer.kill9()
         checkpoint = json.loads(stored_facts(system.mirror())[0]["checkpoint"])
         before = stored_facts(system.mirror())[0]["windows_bootstrap"]
-        wait_for(lambda: oldest_scn(system) > checkpoint["scn"], "the ring has evicted its place")
+        wait_for(
+            lambda: oldest_scn(system) > checkpoint["scn"], "the ring has evicted its position"
+        )
         consumer.start()
         wait_s(2)
     system.wait_until_equal()

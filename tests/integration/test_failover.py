@@ -1,4 +1,4 @@
-"""A database moves to another server: what goes on without loss, and what is named."""
+"""A database moves to another server: what continues without loss, and what is named."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_promoted_replica_continues_where_its_killed_primary_ended(
     async with capturing(config, tmp_path / "relay") as fetcher:
         await streaming(fetcher)
         writer.write(replica, 5)
-        await eventually(equal, 90, "the stream goes on with the server that has our position")
+        await eventually(equal, 90, "the stream continues with the server that has our position")
         follow(primary, replica)
         writer.write(replica, 5)
         await eventually(lambda: rows_of(primary) == rows_of(replica), 90, "it has caught up")
@@ -129,7 +129,7 @@ async def the_writers_never_pause_until_the_kill(
         await asyncio.to_thread(writers.each_commits, 10)
         await eventually(lambda: applied(folder).transactions, 60)
         proxy.stall()
-        told = set(applied(folder).transactions)
+        before_move = set(applied(folder).transactions)
         await asyncio.to_thread(writers.each_commits, 10)
         await eventually(lambda: replica_position(replica) > ring_position(folder).scn, 60)
         await asyncio.to_thread(writers.kill, primary)
@@ -146,7 +146,7 @@ async def the_writers_never_pause_until_the_kill(
     # The clock counts the captured transactions alone: none of the new primary's is left out.
     assert found.scns == list(range(found.scns[0], position + 1))
     assert found.transactions.keys() <= writers.committed.keys() | writers.unsure.keys()
-    assert len(told) < len(found.transactions)
+    assert len(before_move) < len(found.transactions)
 
 
 def replica_position(server: MariaDBServer) -> int:
@@ -201,7 +201,7 @@ async def test_a_server_that_was_reset_is_refused_even_after_it_passed_our_posit
         await eventually(lambda: f'"scn": {reached}' in stored_resume_state(fetcher), 60)
     reset = "RESET MASTER" if product == "mariadb" else "RESET BINARY LOGS AND GTIDS"
     database.execute(reset)
-    # Of another second: MariaDB's binlog tells time no finer, and the server is the same.
+    # Of another second: MariaDB's binlog has no finer times, and the server is the same.
     await eventually(lambda: database.execute("SELECT SLEEP(1)") == [(0,)], 60)
     # The server is shared: by now its numbers may stand in the thousands.
     with contextlib.closing(database.server.connect(database.name)) as connection:
@@ -231,7 +231,7 @@ def standby_pair(tmp_path: Path) -> Iterator[tuple[PostgresServer, PostgresServe
 
 
 @pytest.mark.postgres
-async def test_a_standby_promoted_before_anybody_wrote_to_it_is_gone_on_with(
+async def test_a_standby_promoted_before_its_first_write_is_continued_with(
     standby_pair: tuple[PostgresServer, PostgresServer], tmp_path: Path
 ) -> None:
     primary, standby = standby_pair

@@ -44,7 +44,7 @@ async def test_after_a_promotion_the_stream_continues_from_the_copied_slot_witho
             await eventually(is_copied, 90, "the standby has a copy of the slot")
             await asyncio.to_thread(caught_up, primary, standby)
             primary.kill9()
-            # Nobody waits for the relay before the writers are let in.
+            # The writers begin without waiting for the relay.
             await asyncio.to_thread(promote, standby)
             await asyncio.to_thread(insert, standby, 10, 10)
             await eventually(lambda: count() == 20, 90)

@@ -46,7 +46,7 @@ from tests.support.waiting import PATIENCE, eventually, eventually_sync
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 BATCH = 10
-"""Transactions at a time: fewer than the ring holds, so that nobody falls out of it."""
+"""Transactions at a time: fewer than the ring holds, so that no reader falls out of it."""
 
 DOOMED = """
 import json, os, signal, sys
@@ -147,7 +147,7 @@ class History:
 
     @property
     def requests(self) -> int:
-        """How often anybody has bootstrapped."""
+        """How often a client has bootstrapped."""
         return int(self.bootstrap()["served"]["requests"])
 
     @property
@@ -155,7 +155,7 @@ class History:
         return str(self.relay()["clock"])
 
     def now(self) -> Moment:
-        """The source as it is; nobody writes."""
+        """The source as it is; no writer runs."""
         self._catch_up()
         return Moment(position(self.relay()["max"]), self.system.shop.rows())
 
@@ -299,7 +299,7 @@ async def test_a_position_in_the_ring_is_read_from_the_relay_alone(past: Past) -
         assert client.status.bootstrap_count == 0
         assert client.status.mode == "relay"
     assert follower.modes == ["online"]
-    assert history.requests == requests, "nobody asked the bootstrap server"
+    assert history.requests == requests, "no request went to the bootstrap server"
     assert_equal(follower, end)
 
 

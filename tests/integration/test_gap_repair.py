@@ -1,4 +1,4 @@
-"""A range that the log has lost is mended by what really differs, and by nothing more.
+"""After the log has lost a range, only the rows that differ are repaired.
 
 The way there is the whole one: MariaDB has purged a binlog that the relay had not read, the relay
 stops by name, the operator does what docs/failover.md says, and the rest goes by itself.
@@ -67,7 +67,7 @@ def write_and_lose(shop: Shop, database: FreshDatabase) -> tuple[int, int]:
         database.execute(f"PURGE BINARY LOGS TO '{newest}'")
         return len(database.execute("SHOW BINARY LOGS")) == 1
 
-    eventually_sync(purged, 30, "nobody reads the old binlog any more")
+    eventually_sync(purged, 30, "no session reads the old binlog any more")
     return first, second
 
 

@@ -95,7 +95,7 @@ FORMED: list[Ask] = [
 
 @asynccontextmanager
 async def answering(head: str, body: bytes, *, endless: bool = False) -> AsyncIterator[str]:
-    """A server that answers so to whatever is asked; counts in ``requests`` by path."""
+    """A server that gives this answer to each request; counts in ``requests`` by path."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -65,7 +65,7 @@ async def holds_what_the_source_has(fetcher: Fetcher, database: FreshDatabase, t
 
     def equal() -> bool:
         held = rows_of(folder, source)
-        # A row that nobody wrote since a column was added comes without it.
+        # A row that was not written since a column was added comes without it.
         last = [row for _, row in sorted(held.items())]
         return [{k: v for k, v in row.items() if v is not None} for row in last] == [
             {k: v for k, v in row.items() if v is not None} for row in selected(database, table)
@@ -95,7 +95,7 @@ async def test_tables_altered_under_load_are_equal_and_every_row_has_its_own_sch
                 old = dice.randrange(number + 1)
                 database.execute(f"UPDATE {table} SET id = id + 1000 WHERE id = {old}")
             if number % 6 == 5 and changes:
-                # Rows between two changes of a table are certain once somebody has read them.
+                # Rows between two changes of a table are certain once the relay has read them.
                 scn = await read_up_to_now(database)
                 await has_read(fetcher, scn)
                 database.execute(changes.pop(0))
@@ -127,7 +127,7 @@ async def test_what_was_written_before_and_after_a_change_is_read_after_an_absen
         await holds_what_the_source_has(fetcher, database, "t")
         assert '"name\\": \\"v\\"' in stored_resume_state(fetcher), "on disk before the rows were"
     database.execute("INSERT INTO t VALUES (2, 2, 20)")
-    # Of the same types: only what is kept tells which of the two is v.
+    # Of the same types: only the resume state distinguishes v from the other.
     database.execute("ALTER TABLE t MODIFY v INT AFTER w")
     database.execute("INSERT INTO t VALUES (3, 30, 3)")
     database.server.execute("FLUSH BINARY LOGS")

@@ -58,8 +58,8 @@ async def test_a_table_that_takes_a_name_without_the_privilege_is_suspended_when
         await eventually(is_noted, 60, "the name is noted")
 
         def is_named() -> bool:
-            told = {one["source"]: one for one in fetcher.tables.document()}.get(f"{name}.met")
-            return told is not None and f"GRANT SELECT ON {name}.met" in told["cure"]
+            shown = {one["source"]: one for one in fetcher.tables.document()}.get(f"{name}.met")
+            return shown is not None and f"GRANT SELECT ON {name}.met" in shown["cure"]
 
         await eventually(is_named, 60, "the status names it")
 

@@ -88,11 +88,11 @@ def is_suspended(fetcher: Fetcher, source: str) -> bool:
     return [(r.source, str(r.state)) for r in fetcher.tables.book] == [(source, "suspended")]
 
 
-async def calm_goes_on(tables: WideTables, folder: Path, key: int) -> None:
+async def calm_continues(tables: WideTables, folder: Path, key: int) -> None:
     """A row of the other table comes."""
     tables.put("calm", key, "calm")
     calm = tables.table("calm")
-    await eventually(lambda: (key,) in upserted(folder, calm)[0], 60, "the other table goes on")
+    await eventually(lambda: (key,) in upserted(folder, calm)[0], 60, "the other table continues")
 
 
 async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
@@ -100,9 +100,9 @@ async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
 ) -> None:
     wide = tables.table("wide")
     async with suspended_by_a_row(tables, folder) as fetcher:
-        await calm_goes_on(tables, folder, 1)
+        await calm_continues(tables, folder, 1)
         tables.put("wide", 3, SMALL)
-        await calm_goes_on(tables, folder, 2)
+        await calm_continues(tables, folder, 2)
         (record,) = fetcher.tables.document()
         assert "its row with the key [2] takes a frame of 263," in record["reason"]
         assert "at most 262,144 bytes, a quarter of ring_bytes = 1,048,576" in record["reason"]
@@ -111,13 +111,13 @@ async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
         assert set(upserted(folder, wide)[0]) == {(1,)}
         assert wide in stored_resume_state(fetcher)
     async with captured(tables, folder) as fetcher:
-        await calm_goes_on(tables, folder, 3)
-        assert is_suspended(fetcher, wide), "still, and nobody has tried to dump it"
+        await calm_continues(tables, folder, 3)
+        assert is_suspended(fetcher, wide), "still, and no dump of it was tried"
         assert not list(fetcher.book) and "[2]" in fetcher.tables.document()[0]["reason"]
         tables.execute(f"UPDATE wide SET body = '{SMALL}' WHERE id = 2")
         await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
         tables.put("wide", 4, SMALL)
-        await calm_goes_on(tables, folder, 4)
+        await calm_continues(tables, folder, 4)
         assert upserted(folder, wide)[0] == tables.rows("wide")
         assert len(list(fetcher.book)) == 1
     assert [str(state.state) for state in table_states(folder)] == [
@@ -137,13 +137,13 @@ async def test_what_the_cure_names_ends_the_suspension(
             verb = "TRUNCATE TABLE" if cure == "truncated" and not is_sqlite else "DELETE FROM"
             tables.execute(f"{verb} wide {where}")
             await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
-            await calm_goes_on(tables, folder, 1)
+            await calm_continues(tables, folder, 1)
             assert upserted(folder, wide)[0] == tables.rows("wide")
             return
     changed = LARGER_RING if cure == "a larger ring" else {"exclude_columns": ["*.wide.body"]}
     async with capturing(settings(tables, **changed), folder.parent) as fetcher:
         await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
-        await calm_goes_on(tables, folder, 1)
+        await calm_continues(tables, folder, 1)
         rows = upserted(folder, wide)[0]
         assert set(rows) == {(1,), (2,)}
         assert "body" in rows[2,] or cure == "without the column"
@@ -156,11 +156,11 @@ async def test_a_resync_that_comes_too_early_empties_nothing_and_no_dump_repeats
     async with suspended_by_a_row(tables, folder) as fetcher:
         fetcher.tables.confirm(wide)
         await eventually(lambda: fetcher.tables.document()[0]["tries"] == 1, 60, "tried")
-        await calm_goes_on(tables, folder, 1)
+        await calm_continues(tables, folder, 1)
         assert (
             "the last attempt to resynchronise it failed" in fetcher.tables.document()[0]["reason"]
         )
-        await calm_goes_on(tables, folder, 2)
+        await calm_continues(tables, folder, 2)
         assert len(list(fetcher.book)) == 1, "one dump, by the operator's word"
         assert set(upserted(folder, wide)[0]) == {(1,)}
 
@@ -175,9 +175,9 @@ async def test_a_dump_that_meets_a_row_which_was_never_streamed_fails_by_its_nam
         await dump(folder, wide, ends="failed")
         (failed,) = fetcher.book
         assert f"{wide}: its row with the key [7] takes" in str(failed.error)
-        await calm_goes_on(tables, folder, 1)
+        await calm_continues(tables, folder, 1)
         tables.put("wide", 8, SMALL)
-        await calm_goes_on(tables, folder, 2)
+        await calm_continues(tables, folder, 2)
         assert (8,) in upserted(folder, wide)[0], "what the stream gives of the table still comes"
 
 
@@ -190,7 +190,7 @@ async def test_a_large_transaction_of_small_rows_stays_whole(
         tables.execute(
             "INSERT INTO wide VALUES " + ", ".join(f"({key}, '{body}', 'n')" for key in range(40))
         )
-        await calm_goes_on(tables, folder, 1)
+        await calm_continues(tables, folder, 1)
         assert upserted(folder, wide)[0] == tables.rows("wide")
         assert not fetcher.tables.document()
 

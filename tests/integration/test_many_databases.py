@@ -53,7 +53,7 @@ async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream
             connection.execute("INSERT INTO items VALUES (1, 'one')")
             connection.commit()
 
-            async def told() -> bool:
+            async def is_known() -> bool:
                 document = await get_json(relay.url, "/v1/databases")
                 states = {d["name"]: d["state"] for d in document["databases"]}
                 assert states.pop("bad") in ("failed", "reconnecting")
@@ -61,7 +61,7 @@ async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream
                     "steady": "streaming", "good": "streaming", "away": "reconnecting",
                 }  # fmt: skip
 
-            await eventually(told)
+            await eventually(is_known)
 
             async def good_arrived() -> bool:
                 views = (await poll(relay.url, "good")).frames
@@ -118,24 +118,24 @@ async def test_two_databases_are_read_alternately_each_from_its_own_checkpoint(
                 insert("west", 7)
             await eventually(caught_up)
             whole = {name: await poll(relay.url, name) for name in names}
-            places = {name: Position(*map(int, whole[name].prev.split(":"))) for name in names}
+            reached = {name: Position(*map(int, whole[name].prev.split(":"))) for name in names}
             found: dict[str, list[FrameView]] = {name: [] for name in names}
-            turn_count = 0
+            round_count = 0
             while any(len(found[name]) < len(whole[name].frames) for name in names):
-                turn_count += 1
-                assert turn_count < 200
+                round_count += 1
+                assert round_count < 200
                 for name in names:  # after a while one of them has nothing more to say
-                    checkpoint = OnlineCheckpoint(name, whole[name].clock, places[name])
+                    checkpoint = OnlineCheckpoint(name, whole[name].clock, reached[name])
                     query = {"checkpoint": encode(checkpoint), "max_bytes": "300"}
                     served = await poll(relay.url, name, **query)
                     found[name] += served.frames
-                    places[name] = max([places[name], *served.positions])
+                    reached[name] = max([reached[name], *served.positions])
                     with pytest.raises(BadCheckpoint):
                         await poll(relay.url, names[name == "east"], **query)
-            assert turn_count > 20
+            assert round_count > 20
             for name in names:
-                told = [bytes(view.bytes) for view in found[name]]
-                assert told == [bytes(view.bytes) for view in whole[name].frames]
+                is_known = [bytes(view.bytes) for view in found[name]]
+                assert is_known == [bytes(view.bytes) for view in whole[name].frames]
                 assert all(
                     name.encode() in bytes(view.after or b"")
                     for view in found[name] if not view.is_control
@@ -218,7 +218,7 @@ def test_killing_one_databases_fetcher_again_and_again_leaves_the_other_alone(
             )
         assert fetcher_pid("steady") == steady_pid, "the other fetcher never died"
         with pytest.raises(urllib.error.HTTPError) as refused:
-            relay.get("/v1/nobody/sources")
+            relay.get("/v1/unknown/sources")
         refused.value.close()
         assert refused.value.code == 404
     for name in ("steady", "victim"):

@@ -196,7 +196,7 @@ def count_up(database: FreshDatabase) -> None:
 async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
-    """A writer counts a row up, one commit at a time: value and scn must tell of one moment."""
+    """A writer counts a row up, one commit at a time: value and scn must be of one moment."""
     start = await counted_from(mariadb_database, source)
     table = f"{mariadb_database.name}.t"
 
@@ -230,14 +230,14 @@ async def test_beside_a_stream_the_server_looks_up_no_locations_and_the_snapshot
     following = asyncio.create_task(follow())
     mariadb_database.execute("UPDATE t SET v = v + 1")
     await came_on.wait()
-    # From here on the stream passes every place that a snapshot can have.
+    # From here on the stream passes every location that a snapshot can have.
     monkeypatch.setattr(source_module, "_STREAM_COMES_BY_S", 60.0)
     looked_up: list[Any] = []
     scn_at = binlog_positions.scn_at
 
-    def looking_up(*place: Any) -> int:
-        looked_up.append(place)
-        return scn_at(*place)
+    def looking_up(*location: Any) -> int:
+        looked_up.append(location)
+        return scn_at(*location)
 
     monkeypatch.setattr(binlog_positions, "scn_at", looking_up)
     seen: list[int] = []

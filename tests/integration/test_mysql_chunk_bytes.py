@@ -79,17 +79,17 @@ async def test_of_a_list_of_keys_as_many_are_looked_for_as_fit(
     database: FreshDatabase, source: MySqlSource
 ) -> None:
     keys = [[key] for key in range(-3, ROWS + 3)]
-    asked, found, missing = list(keys), [], []
-    while asked:
+    remaining, found, missing = list(keys), [], []
+    while remaining:
         chunk = await source.read_chunk(
-            ChunkRequest(f"{database.name}.wide", 1000, keys=asked, max_bytes=MAX_BYTES)
+            ChunkRequest(f"{database.name}.wide", 1000, keys=remaining, max_bytes=MAX_BYTES)
         )
         assert chunk.rows.size_bytes <= MAX_BYTES + 2 * ROW_BYTES
         found += [key_of(chunk.schema, row.key) for row in chunk.rows]
         missing += chunk.missing
         assert chunk.key_count is not None
-        asked = asked[chunk.key_count :]
-        assert chunk.done == (not asked)
+        remaining = remaining[chunk.key_count :]
+        assert chunk.done == (not remaining)
     assert found == list(range(ROWS))
     assert missing == [key for key in keys if not 0 <= key[0] < ROWS]
 
@@ -129,7 +129,7 @@ async def test_a_row_of_64_mib_suspends_its_table_alone_and_fails_its_dump_alone
         database.execute(f"INSERT INTO wide VALUES (1, REPEAT('x', {64 * MIB}))")
         database.execute("INSERT INTO calm VALUES (1, 's')")
         calm = f"{name}.calm"
-        await eventually(lambda: (1,) in upserted(folder, calm)[0], 90, "the other goes on")
+        await eventually(lambda: (1,) in upserted(folder, calm)[0], 90, "the other continues")
         (record,) = fetcher.tables.document()
         assert record["source"] == f"{name}.wide"
         assert "takes a frame of 67,1" in record["reason"]
@@ -139,6 +139,6 @@ async def test_a_row_of_64_mib_suspends_its_table_alone_and_fails_its_dump_alone
         )
         await dump(folder, calm)
         database.execute("INSERT INTO calm VALUES (2, 's')")
-        await eventually(lambda: (2,) in upserted(folder, calm)[0], 60, "the stream goes on")
+        await eventually(lambda: (2,) in upserted(folder, calm)[0], 60, "the stream continues")
         assert [record["source"] for record in fetcher.tables.document()] == [f"{name}.wide"]
         assert fetcher.status.state == "streaming"

@@ -42,7 +42,7 @@ def several(servers: tuple[MySQLServer, ...], uuids: str) -> DatabaseConfig:
 
 
 def resume_scn(fetcher: Fetcher) -> int:
-    """Up to where the memo on disk reaches; 0 while there is none."""
+    """Up to where the resume state on disk reaches; 0 while there is none."""
     resume_state = stored_resume_state(fetcher)
     return int(json.loads(resume_state)["scn"]) if resume_state else 0
 
@@ -100,7 +100,7 @@ async def test_a_promoted_replica_with_transactions_of_its_own_continues_where_i
     async with capturing(config, tmp_path / "relay") as fetcher:
         await streaming(fetcher)
         await asyncio.to_thread(writer.write, replica, 5)
-        await eventually(equal, 90, "the stream goes on with the server that has our position")
+        await eventually(equal, 90, "the stream continues with the server that has our position")
     # Then it is a replica of the other, and as good a server to read from.
     follow(primary, replica)
     await asyncio.to_thread(caught_up, primary, replica)
@@ -110,7 +110,8 @@ async def test_a_promoted_replica_with_transactions_of_its_own_continues_where_i
         await eventually(equal, 90, "the old primary's binlog has the same history")
         assert gtid_sets.generation_of(ring_state(folder).windows[-1][0]) == 1
         await eventually(lambda: resume_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
-    # It writes again, though another has taken over: no place in the clock, and never silent.
+    # It writes again, though another has taken over: it has no scn in the clock, and is never
+    # silent.
     primary.execute("STOP REPLICA")
     await asyncio.to_thread(writer.write, primary, 1)
     before = ring_state(folder)

@@ -439,7 +439,7 @@ class _Follower:
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "usual", "mended"),
+    ("name", "other", "usual", "statement"),
     [
         ("binlog_row_image", "MINIMAL", "DEFAULT", "SET GLOBAL binlog_row_image"),
         ("gtid_mode", "ON_PERMISSIVE", "ON", "SET GLOBAL gtid_mode = ON;"),
@@ -451,11 +451,11 @@ async def test_a_server_with_other_settings_is_refused_with_the_statement_that_f
     name: str,
     other: str,
     usual: str,
-    mended: str,
+    statement: str,
 ) -> None:
     mysql_database.execute(f"SET GLOBAL {name} = {other}")
     try:
-        with pytest.raises(PreflightFailed, match=f"(?s){name}.*{other}.*{mended}"):
+        with pytest.raises(PreflightFailed, match=f"(?s){name}.*{other}.*{statement}"):
             await source.open()
     finally:
         mysql_database.execute(f"SET GLOBAL {name} = {usual}")

@@ -133,7 +133,7 @@ async def test_our_own_certificate_is_shown(encrypted: Encrypted) -> None:
         ("verify_identity", "ca.pem", r"ssl-mode=verify_identity.*127\.0\.0\.1"),
         ("verify_ca", "none.pem", r"ssl-ca=.*none.pem cannot be used: .*No such file"),
         ("disabled", "", "refuses us"),
-        # Nobody is between us and a loopback address: not encrypted, so not let in.
+        # Nothing is between us and a loopback address: not encrypted, so not let in.
         ("preferred", "", "refuses us"),
     ],
 )

@@ -46,7 +46,7 @@ BINLOG_TABLES = (
 )
 BINLOG_WRITES = "CALL write_much({first}, {seconds})"
 FOLLOW = "/v1/shop/stream?start=oldest&follow=true"
-# What a stuck follower has asked for: its path and what it accepts.
+# What a stuck follower has requested: its path and what it accepts.
 STUCK = (
     (FOLLOW, FRAMES["Accept"]),
     (FOLLOW, "application/x-ndjson"),
@@ -113,7 +113,7 @@ async def write_much(
 
 
 async def is_told(reader: socket.socket) -> None:
-    """When the reader reads on, it is told what happened meanwhile, or sees that it was cut off."""
+    """When the reader reads on, it gets what happened meanwhile, or sees that it was cut off."""
     loop = asyncio.get_running_loop()
     received = bytearray()
     async with asyncio.timeout(60 * PATIENCE):

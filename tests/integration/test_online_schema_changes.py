@@ -1,4 +1,4 @@
-"""Online schema change tools under writers: every copy equals the source, and nobody had to act."""
+"""Online schema change tools under writers: every copy equals the source, without an operator."""
 
 from __future__ import annotations
 

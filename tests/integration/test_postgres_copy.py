@@ -62,9 +62,9 @@ def written(database: FreshDatabase, write: Write) -> tuple[list[int], int, int]
             "sum(length(data)) FROM pg_logical_slot_peek_binary_changes("
             "'probe', NULL, NULL, 'proto_version', '1', 'publication_names', 'probe')"
         )
-        places, sent_bytes = cursor.fetchone()
+        lsn_count, sent_bytes = cursor.fetchone()
         cursor.execute("SELECT pg_drop_replication_slot('probe')")
-    return ids, int(places), int(sent_bytes)
+    return ids, int(lsn_count), int(sent_bytes)
 
 
 async def kill_among(relay: RelayProcess, proxy: MeteredProxy, folder: Path, some: int) -> None:
@@ -122,10 +122,10 @@ async def test_many_rows_at_one_lsn_have_each_its_position_and_a_kill_among_them
         try:
             await asyncio.to_thread(relay.ready)
             expected = []
-            for write, most_places in ((copied, ROWS // 20), (selected, ROWS)):
+            for write, most_lsns in ((copied, ROWS // 20), (selected, ROWS)):
                 proxy.close_off()
-                ids, places, sent_bytes = await asyncio.to_thread(written, database, write)
-                assert places <= most_places
+                ids, lsn_count, sent_bytes = await asyncio.to_thread(written, database, write)
+                assert lsn_count <= most_lsns
                 expected.append(ids)
                 await kill_among(relay, proxy, folder, 2 * sent_bytes // 3)
         finally:

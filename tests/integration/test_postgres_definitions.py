@@ -248,7 +248,7 @@ async def test_every_definition_that_changes_old_rows_suspends_and_no_other_does
         return {name: unlike for name, unlike in found.items() if unlike}
 
     async def is_all_equal() -> bool:
-        # In a thread: some seconds in which the fetcher, in this loop, has to go on.
+        # In a thread: some seconds in which the fetcher, in this loop, has to continue.
         return not await asyncio.to_thread(unequal)
 
     def named() -> set[str]:

@@ -111,7 +111,7 @@ async def test_a_table_that_leaves_empties_its_copies(
         await eventually(lambda: is_settled(fetcher), 30, "settled")
         if "SCHEMA shop" not in leaves[0]:
             db.execute("INSERT INTO shop.other VALUES (7)")
-            await eventually(lambda: held(folder, "shop.other") == [(7,)], 30, "others go on")
+            await eventually(lambda: held(folder, "shop.other") == [(7,)], 30, "others continue")
     assert held(folder) == []
     # A fetcher that ends before its next resume state is stored empties them once more.
     assert emptied(folder) in ((1,) if is_down else (1, 2))

@@ -59,7 +59,7 @@ async def test_a_chunk_of_large_rows_ends_at_its_bound_and_the_next_one_continue
     row_bytes = 1 << 20
     db.execute("CREATE TABLE wide (id int PRIMARY KEY, body text, d date)")
     db.execute("ALTER TABLE wide ALTER body SET STORAGE EXTERNAL")
-    # Small ones first, of which many are asked for at once, then large ones.
+    # Small ones first, of which many are requested at once, then large ones.
     db.execute(
         "INSERT INTO wide SELECT n, repeat('x', CASE WHEN n <= 5000 THEN n % 7 ELSE 1048576 END) "
         "FROM generate_series(1, 5080) n"
@@ -86,13 +86,14 @@ async def test_a_chunk_of_large_rows_ends_at_its_bound_and_the_next_one_continue
             assert len(keys) == (5080 if name == "public.wide" else 30)
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        asked, found, missing = [[n] for n in (*range(4991, 5010), 7000, *range(5041, 5061))], 0, []
-        while asked:
-            chunk = await source.read_chunk(ChunkRequest("public.wide", 50, keys=asked))
+        remaining = [[n] for n in (*range(4991, 5010), 7000, *range(5041, 5061))]
+        found, missing = 0, []
+        while remaining:
+            chunk = await source.read_chunk(ChunkRequest("public.wide", 50, keys=remaining))
             assert chunk.rows.size_bytes <= MAX_CHUNK_BYTES + row_bytes
-            assert chunk.done == (chunk.key_count == len(asked))
+            assert chunk.done == (chunk.key_count == len(remaining))
             found, missing = found + len(chunk.rows), missing + chunk.missing
-            asked = asked[chunk.key_count :]
+            remaining = remaining[chunk.key_count :]
         assert (found, missing) == (39, [[7000]])
     assert counts["public.wide"] == [5016, 16, 16, 16, 16, 0]
     assert counts["public.heap"] in ([16, 14], [16, 14, 0])

@@ -97,5 +97,5 @@ async def test_a_text_that_is_not_in_its_encoding_suspends_its_table_by_name(
             for table, column in (("odd", "v"), ("keyed", "k")):
                 with pytest.raises(UnsupportedChange, match=f"public.{table}.{column}"):
                     await source.read_chunk(ChunkRequest(f"public.{table}", 10))
-            db.execute("UPDATE odd SET v = 'mended'")
+            db.execute("UPDATE odd SET v = 'repaired'")
             await reader.equals(db, "public.odd")

@@ -206,7 +206,7 @@ async def test_the_stream_and_the_chunks_go_over_tls(encrypted: FreshDatabase) -
 
 
 def test_a_session_over_tls_is_closed_with_its_event_loop(encrypted: FreshDatabase) -> None:
-    """Though nobody waits for the server's word that it has ended the session."""
+    """Though no task waits for the server's answer that it has ended the session."""
     settings = read_settings(config_of(encrypted, sslmode="require"))
 
     async def come_and_go() -> None:

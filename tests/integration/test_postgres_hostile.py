@@ -118,7 +118,7 @@ async def test_every_statement_runs_the_servers_own_functions_only(db: FreshData
             await source.table_size(name)
             request = ChunkRequest(name, 2, upto=last)
             if name == "public.moods":
-                # Whoever may cast could be meant by ">": that is refused, and not guessed.
+                # Any role that may cast could be meant by ">": that is refused, and not guessed.
                 with pytest.raises(BadRequest, match="operator is not unique"):
                     await source.read_chunk(request)
                 continue

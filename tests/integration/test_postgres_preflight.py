@@ -1,4 +1,4 @@
-"""Each wrong setting of a real PostgreSQL is found, with the statement that mends it."""
+"""Each wrong setting of a real PostgreSQL is found, with the statement that fixes it."""
 
 from __future__ import annotations
 

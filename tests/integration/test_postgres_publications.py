@@ -179,9 +179,9 @@ async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
                 db.execute("INSERT INTO t VALUES (%s, 'a')", number)
                 db.execute(f"ALTER PUBLICATION {name} {altered}")
                 db.execute("UPDATE t SET v = v || 'b'")
-                told = await reader.why("public.t")
-                assert why in told
-                assert cure in told
+                reason = await reader.why("public.t")
+                assert why in reason
+                assert cure in reason
                 assert cure in "; ".join(str(finding) for finding in await source.preflight())
                 with pytest.raises(UnsupportedChange, match="ALTER PUBLICATION"):
                     await source.largest_key("public.t")
@@ -203,7 +203,7 @@ async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
                         await reader.equals(db, table)
                 db.execute("UPDATE t SET v = v || 'c'")
                 await reader.equals(db, "public.t")
-            # It is as it was before anybody looked: that it was not, shows all the same.
+            # It was restored before the relay looked: that it was changed is found all the same.
             with psycopg.connect(db.url) as both:
                 both.execute(f"ALTER PUBLICATION {name} DROP TABLE other")
                 both.execute("INSERT INTO other VALUES (1)")
@@ -219,7 +219,7 @@ async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
             assert "public.days_0" not in reader.seen.tables
             resume_state = reader.seen.resume_state
             start = reader.seen.resolved
-        # What was altered and put right while nobody was there is found too.
+        # What was altered and corrected while the relay was away is found too.
         db.execute(f"ALTER PUBLICATION {name} SET (publish = 'delete')")
         db.execute("INSERT INTO other VALUES (2)")
         db.execute(
@@ -356,7 +356,7 @@ async def test_a_new_table_is_followed_from_its_first_row_or_suspended(db: Fresh
             db.execute("INSERT INTO calm VALUES (1)")
             await reader.reaches(db)
             assert reader.seen.tables["public.calm"] == {(1,): {"id": 1}}
-            # Filled before anybody could know of it: 100 rows without events.
+            # Filled before the relay could find it: 100 rows without events.
             with psycopg.connect(db.url, autocommit=True) as slow:
                 slow.execute(
                     "CREATE TABLE filled (id int PRIMARY KEY); "
@@ -463,7 +463,7 @@ async def test_a_parents_dump_has_none_of_its_childrens_rows_and_a_moved_large_v
             assert list(await table_of(source, "public.child")) == [(1,), (2,)]
             found = await source.read_chunk(ChunkRequest("public.parent", 5, keys=[[1], [2]]))
             assert (len(found.rows), found.missing) == (1, [[2]])
-            # The new row comes without its large value, under a key that nobody has a row of.
+            # The new row comes without its large value, under a key that no reader has a row of.
             db.execute("INSERT INTO docs VALUES (1, 1, repeat('x', 9000)), (2, 2, 'y')")
             db.execute("UPDATE docs SET id = 3 WHERE id = 2")
             db.execute("UPDATE docs SET id = 9 WHERE id = 1")

@@ -1,4 +1,4 @@
-"""Definitions that change while a real PostgreSQL is streamed, or while nobody reads."""
+"""Definitions that change while a real PostgreSQL is streamed, or while the relay is away."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_ddl_under_load_keeps_every_row_readable(db: FreshDatabase) -> Non
         assert after[3] == {"id": 3, "amount": 3, "note": "x"}
         assert str((after[4] or {})["amount"]) == "4.25"
         assert len(seen.schema_changes) == 4
-        # Each change is told just before the window that first uses it.
+        # Each change is announced just before the window that first uses it.
         assert [scn + 1 for scn, _ in seen.schema_changes] == [e.scn for e in seen.events[1:]]
 
 
@@ -76,7 +76,7 @@ async def test_a_schema_change_that_no_stream_saw_is_announced(db: FreshDatabase
     async with opened(config_of(db)) as source:
         seen = await follow(source, await source.first_scn(), enough)
         assert seen.schema_changes == [(seen.events[0].scn - 1, "public.orders")]
-    # Both change while nobody reads, of one no row was ever seen.
+    # Both change while the relay is away; no row of one was ever seen.
     db.execute("ALTER TABLE orders ADD COLUMN late int")
     db.execute("ALTER TABLE items ADD COLUMN late int")
     db.execute("INSERT INTO orders VALUES (2, 'two', 2, 2, 2)")
@@ -84,14 +84,17 @@ async def test_a_schema_change_that_no_stream_saw_is_announced(db: FreshDatabase
     async with opened(config_of(db)) as source:
         source.restore(seen.resume_state, None, seen.last[0])
         seen = await follow_to(source, seen.last[0], now_scn(db), seen)
-        told = [(seen.events[1].scn - 1, "public.orders"), (seen.events[2].scn - 1, "public.items")]
-        assert seen.schema_changes[1:] == told
-    # And nothing is told where nothing has changed.
+        announced = [
+            (seen.events[1].scn - 1, "public.orders"),
+            (seen.events[2].scn - 1, "public.items"),
+        ]
+        assert seen.schema_changes[1:] == announced
+    # Nothing is announced where nothing has changed.
     db.execute("INSERT INTO orders VALUES (3, 'three', 3, 3, 3)")
     async with opened(config_of(db)) as source:
         source.restore(seen.resume_state, None, seen.last[0])
         seen = await follow_to(source, seen.last[0], now_scn(db), seen)
-        assert (seen.ops, seen.schema_changes[1:]) == ("cccc", told)
+        assert (seen.ops, seen.schema_changes[1:]) == ("cccc", announced)
 
 
 async def test_a_row_older_than_its_not_null_is_carried_with_a_wider_schema(

@@ -162,12 +162,12 @@ async def test_a_stream_can_begin_after_every_scn_and_gives_the_same_frames(
         end = now_scn(db)
         whole = await follow_to(source, start, end)
         assert len(whole.windows) == 12
-        for place, (scn, _, _) in enumerate(whole.windows):
+        for index, (scn, _, _) in enumerate(whole.windows):
             rest = await follow_to(source, scn, end)
-            assert rest.windows == whole.windows[place + 1 :]
-            assert rest.frames == whole.frames[3 * (place + 1) :]
+            assert rest.windows == whole.windows[index + 1 :]
+            assert rest.frames == whole.frames[3 * (index + 1) :]
             again = await follow_to(source, scn - 1, end)
-            assert again.windows == whole.windows[place:]
+            assert again.windows == whole.windows[index:]
 
 
 async def test_acknowledging_an_scn_releases_that_commit_and_no_later_one(

@@ -1,4 +1,4 @@
-"""Tables whose stream tells less than a select does: TOAST, generated columns, partitions."""
+"""Tables whose stream contains less than a select returns: TOAST, generated columns, partitions."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ SET_UP = [
     "CREATE DOMAIN price AS numeric(10, 2)",
     "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
     "CREATE DOMAIN nested AS positive",
-    # A base type of a name that nobody knows, as those of PostGIS and pgvector are.
+    # A base type of an unknown name, as those of PostGIS and pgvector are.
     "CREATE TYPE unheard",
     "CREATE FUNCTION unheard_in(cstring) RETURNS unheard LANGUAGE internal IMMUTABLE STRICT "
     "AS 'textin'",
@@ -460,13 +460,13 @@ async def test_values_beyond_their_kind_are_carried_as_text_where_that_is_config
                 expected -= {("infinity", 2, "infinity"), ("0044-03-15 BC", 2, "0044-03-15 BC")}
                 expected |= {("infinity", 3, "infinity")}
             assert values == expected, type_name
-            asked = await source.read_chunk(
+            chunk = await source.read_chunk(
                 ChunkRequest(name, 10, keys=[[cases[-1][1], 1], ["2001-01-01", 7]])
                 if type_name == "date"
                 else ChunkRequest(name, 10, keys=[[cases[-1][1], 1]])
             )
-            assert len(asked.rows) == 1
-            assert len(asked.missing) == (type_name == "date")
+            assert len(chunk.rows) == 1
+            assert len(chunk.missing) == (type_name == "date")
 
 
 KEYS = [

@@ -66,7 +66,7 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
         await read_to_end(source, start)
         assert set(source.suspended()) == {f"{name}.part", f"{name}.whole"}
         assert f"{name}.whole" in source.suspended()[f"{name}.part"].why
-    # A relay that starts is told at the preflight, and follows the other tables without them.
+    # A starting relay is warned by the preflight, and follows the other tables without them.
     refused = MySqlSource(mariadb_config(database.url, f"{name}.*"))
     with pytest.raises(PreflightFailed, match=rf"{name}\.part.*union of the MERGE table"):
         await refused.open()

@@ -1,8 +1,8 @@
-"""Loads that nobody here wrote, with whatever can end ended under them: sysbench and pgbench.
+"""sysbench and pgbench, while every process that can end is ended.
 
-At ten moments of the load the source's tables are read in a snapshot whose scn the server tells.
+At ten moments of the load the source's tables are read in a snapshot whose scn the server reports.
 The stream, applied to nothing up to that scn, must give the same rows, and so must the bootstrap,
-asked for the state at it; at the end a consumer that was killed, and one that came late by the
+read for the state at it; at the end a consumer that was killed, and one that came late by the
 bootstrap, hold what the source holds.
 """
 
@@ -45,7 +45,7 @@ SEED = int(os.environ.get("DATABUS_KILL_SEED", "0")) or random.SystemRandom().ra
 
 
 class History(Consumer):
-    """All that has come, so that the tables can be told as they were at any scn.
+    """All that has come, so that the tables can be rebuilt as they were at any scn.
 
     Invariants:
         I1. What comes again is what came before; what is new lies behind all that has come.
@@ -56,15 +56,15 @@ class History(Consumer):
         self.last = (-1, -1)
 
     def onDataEvent(self, event: Event) -> None:
-        place = (event.position.scn, event.position.seq)
+        position = (event.position.scn, event.position.seq)
         key = tuple(event.key.values()) if event.key else ()
         what = (event.op, event.source, key, dict(event.value) if event.value else None)
-        if place in self.events:
-            assert self.events[place] == what, place
+        if position in self.events:
+            assert self.events[position] == what, position
             return
-        assert place > self.last, (place, self.last)
-        self.events[place] = what
-        self.last = place
+        assert position > self.last, (position, self.last)
+        self.events[position] = what
+        self.last = position
 
     def tables(self, scn: int) -> Tables:
         found: Tables = {}
@@ -100,7 +100,7 @@ class Pipeline:
         self._url, self._port, self._bootstrap_port = url, port, bootstrap_port
 
     def start_relay(self, readers: FaultyProxy) -> None:
-        """The relay; whoever reads from it does so by way of ``readers``."""
+        """The relay; all read from it by way of ``readers``."""
         self._readers = readers
         text = relay_text(
             self._url, *self._load.sources, port=self._port, ring_bytes="64MiB"

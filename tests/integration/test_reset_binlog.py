@@ -34,7 +34,7 @@ def config(database: FreshDatabase) -> DatabaseConfig:
 
 
 def insert_later(database: FreshDatabase, count: int) -> None:
-    """So many transactions of a later time: of theirs MariaDB tells no more than the second."""
+    """So many transactions of a later time: MariaDB's binlog has their times in whole seconds."""
     for number in range(count):
         database.transaction(
             "SET timestamp = UNIX_TIMESTAMP() + 60", f"INSERT INTO t VALUES ({10 + number})"
@@ -50,8 +50,8 @@ async def captured(database: FreshDatabase, folder: Path, numbers: range) -> Rin
     return ring_state(folder)
 
 
-def told(fetcher: Fetcher) -> str:
-    """What the fetcher says of its failure, at each attempt anew."""
+def failure_of(fetcher: Fetcher) -> str:
+    """What the fetcher reports of its failure, at each attempt again."""
     return fetcher.status.error.message if fetcher.status.error else ""
 
 
@@ -67,7 +67,7 @@ async def test_a_reset_under_a_running_stream_is_named_whatever_is_written_after
         insert_later(database, count)
         await failed_with(fetcher, "source_position_lost")
         # Where more was written, MySQL itself has an error first: what it reads is gone.
-        await eventually(lambda: "was reset" in told(fetcher))
+        await eventually(lambda: "was reset" in failure_of(fetcher))
     assert ring_state(tmp_path / "shop") == before
 
 

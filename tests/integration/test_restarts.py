@@ -1,4 +1,4 @@
-"""A database server that restarts again and again, under load, and nobody lends a hand."""
+"""A database server that restarts again and again, under load, without an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How much log PostgreSQL keeps for a relay: little while it reads, and told when it is much."""
+"""How much log PostgreSQL retains for a relay: little while it reads, and reported when it is
+much."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ async def test_an_idle_captured_table_holds_nothing_back_while_others_write(
                 "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), %s::pg_lsn)::bigint", [before]
             )
             assert written > 30 << 20
-            # Nothing is written to the server to that end: it is told what has been looked at.
+            # Nothing is written to the server for this: it is sent the position that has been read.
             await eventually(lambda: retained(server) < 1 << 20, 90, "the log is released")
             server.execute("CHECKPOINT")
 
@@ -102,7 +103,7 @@ async def test_much_retained_log_is_a_warning_and_too_much_ends_by_name(
     server.execute("SELECT pg_reload_conf()")
     async with LocalRelay(config) as relay:
         await relay.ready(120)
-        # A transaction that stays open holds the log back, whoever reads it.
+        # A transaction that stays open holds the log back, whether it is read or not.
         with server.connect("shop") as connection:
             connection.execute("BEGIN")
             connection.execute("INSERT INTO orders VALUES (1)")

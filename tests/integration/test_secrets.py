@@ -72,7 +72,7 @@ def watching(canaries: list[Canary]) -> Iterator[set[str]]:
         thread.join()
 
 
-def asked(url: str, body: object = None) -> bytes:
+def answer_of(url: str, body: object = None) -> bytes:
     """An answer's headers and body, whatever its status; empty while there is none."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} if data else {}
@@ -151,11 +151,11 @@ session_token = "{encoded["s3"]}"
 """)
     file.chmod(0o600)
     relay_url, bootstrap_url = (f"http://127.0.0.1:{p}" for p in (relay_port, bootstrap_port))
-    told: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     canaries = list(canary.values())
 
     def seeded() -> bool:
-        document = json.loads(asked(f"{bootstrap_url}/v1/status").partition(b"\n\n")[2] or "{}")
+        document = json.loads(answer_of(f"{bootstrap_url}/v1/status").partition(b"\n\n")[2] or "{}")
         found = document.get("databases") or [{}]
         return bool(found[0].get("state") == "seeded" and found[0].get("snapshot"))
 
@@ -179,21 +179,21 @@ session_token = "{encoded["s3"]}"
             ("bootstrap", "-c", file),  # the address is taken
         ):
             ran = processes.run(*command, timeout_s=90)
-            told[f"databus {command[0]}"] = (ran.stdout + ran.stderr).encode()
+            texts[f"databus {command[0]}"] = (ran.stdout + ran.stderr).encode()
         for url in (relay_url, bootstrap_url):
-            told |= {f"{url}{path}": asked(f"{url}{path}") for path in PATHS}
+            texts |= {f"{url}{path}": answer_of(f"{url}{path}") for path in PATHS}
         for name in ("shop", "refused", "silent", "chained"):
             path = f"{relay_url}/v1/{name}"
-            told[f"{path} dump"] = asked(f"{path}/dumps", {"sources": ["none.*"]})
-            told[f"{path} chunk"] = asked(f"{path}/chunks", {"source": "none.none"})
+            texts[f"{path} dump"] = answer_of(f"{path}/dumps", {"sources": ["none.*"]})
+            texts[f"{path} chunk"] = answer_of(f"{path}/chunks", {"source": "none.none"})
     db.execute(f"DROP USER {user}")
-    status = told[f"{relay_url}/v1/status"]
+    status = texts[f"{relay_url}/v1/status"]
     assert b"source_unavailable" in status and b"preflight_failed" in status, status
-    assert b":***@" in told["databus check"] + relay.log.encode() + bootstrap.log.encode()
-    told |= {"relay.log": relay.log.encode(), "bootstrap.log": bootstrap.log.encode()}
+    assert b":***@" in texts["databus check"] + relay.log.encode() + bootstrap.log.encode()
+    texts |= {"relay.log": relay.log.encode(), "bootstrap.log": bootstrap.log.encode()}
     leaks = {
         (where, name)
-        for where, text in told.items()
+        for where, text in texts.items()
         for name, one in canary.items()
         if one.seen_in(text)
     }

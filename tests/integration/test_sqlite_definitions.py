@@ -44,7 +44,7 @@ def rows(data_dir: Path, table: str) -> list[dict[str, object]]:
 
 
 def states(data_dir: Path, table: str) -> list[str]:
-    """What the stream has told of a table that it did not follow: states and reasons."""
+    """What the stream has announced of a table that it did not follow: states and reasons."""
     found = []
     for view in ring_frames(data_dir / "shop"):
         if view.op == Op.TABLE_STATE and view.source_id == source_id(f"main.{table}"):
@@ -191,8 +191,8 @@ async def _equal(shop: sqlite3.Connection, tmp_path: Path) -> None:
     await eventually(lambda: rows(tmp_path, "fence") == [{"id": 1}], WAIT_S)
 
     def is_equal() -> bool:
-        told = states(tmp_path, "t")
-        return rows(tmp_path, "t") == held(shop, "t") and told[-1:] in ([], ["followed: "])
+        announced = states(tmp_path, "t")
+        return rows(tmp_path, "t") == held(shop, "t") and announced[-1:] in ([], ["followed: "])
 
     await eventually(is_equal, WAIT_S)
 

@@ -115,7 +115,7 @@ async def test_every_spelling_of_truncate_is_an_event(
         for table in [*names, *others]:
             quoted = table.replace("`", "``")
             database.execute(f"INSERT INTO `{quoted}` VALUES (2, 2)")
-        # Nobody but the words decides: the relay reads them after the tables are gone.
+        # Only the statement decides: the relay reads it after the tables are gone.
         for table, spelling in zip(names, spellings.values(), strict=True):
             session.run(spelling.format(t=table, schema=database.name))
         session.run("TRUNCATE TABLE `odd``-`", "CALL p()")
@@ -348,12 +348,12 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
                 assert named == {*keys, "late"} - {"restricted"}
             assert set(differing(folder, database, tables)) <= named
         source = MySqlSource(config)
-        told = [f for f in await source.preflight() if f.setting.startswith("foreign key")]
+        warned = [f for f in await source.preflight() if f.setting.startswith("foreign key")]
         await source.close()
         expected = {"deleted", "moved", "nulled", "of_away", "unchecked", "late"}
-        found = {finding.table.partition(".")[2] for finding in told}
+        found = {finding.table.partition(".")[2] for finding in warned}
         assert found == (expected if database.server.product == "mariadb" else set())
-        assert not any(finding.fatal for finding in told)
+        assert not any(finding.fatal for finding in warned)
     finally:
         database.execute(f"DROP USER IF EXISTS {READER}")
         for table in ("of_away",):
@@ -554,8 +554,8 @@ async def test_a_chunk_that_does_not_show_a_cascade_yet_is_read_again(
     ) -> Chunk:
         if not early:
             return read_chunk(connection, settings, numbering, request)
-        before, place = early[0]
-        numbering = SimpleNamespace(snapshot=lambda _: contextlib.nullcontext(place))
+        before, location = early[0]
+        numbering = SimpleNamespace(snapshot=lambda _: contextlib.nullcontext(location))
         return read_chunk(before, settings, numbering, request)
 
     def early_key(
@@ -579,9 +579,9 @@ async def test_a_chunk_that_does_not_show_a_cascade_yet_is_read_again(
         connection = MySqlConnection(read_settings(config))
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-        place = dict(connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+        location = dict(connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'"))
         located = LocatedSnapshot(
-            str(place["Binlog_snapshot_file"]), int(place["Binlog_snapshot_position"])
+            str(location["Binlog_snapshot_file"]), int(location["Binlog_snapshot_position"])
         )
         early.append((connection, located))
         database.execute("DELETE FROM parent WHERE id = 1")

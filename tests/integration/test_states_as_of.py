@@ -2,10 +2,10 @@
 databases.
 
 The shop is written while the applier merges; now and then it rests, and what its tables hold then
-is noted.  In the end the bootstrap server is asked for each of these moments.  Beside the shop one
-table is written without rest by somebody who remembers what it held after each transaction: so the
-state that a bootstrap ends with, in the middle of all that, has something to be equal to.  With
-PostgreSQL all runs lie on S3.
+is noted.  In the end the test reads each of these moments from the bootstrap server.  Beside the
+shop one table is written without a pause by a writer that records what it held after each
+transaction: so the state that a bootstrap ends with, in the middle of all that, has something to be
+equal to.  With PostgreSQL all runs lie on S3.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Moment(NamedTuple):
     rows: dict[str, Rows]
 
 
-def asked(system: System, path: str, **query: Any) -> list[FrameView]:
+def changes_of(system: System, path: str, **query: Any) -> list[FrameView]:
     """The row changes of an answer that is whole."""
-    return answered(system, path, **query)[0]
+    return answer_of(system, path, **query)[0]
 
 
-def answered(system: System, path: str, **query: Any) -> tuple[list[FrameView], str]:
+def answer_of(system: System, path: str, **query: Any) -> tuple[list[FrameView], str]:
     """The row changes of an answer that is whole, and the checkpoint that it ends with."""
     url = f"{system.bootstrap_url}/v1/shop/{path}?{urllib.parse.urlencode(query)}&format=frames"
     with urllib.request.urlopen(url, timeout=60 * PATIENCE) as answer:
@@ -77,7 +77,7 @@ TABLES = ("ticks", "tocks")
 class TickingShop(Shop):
     """A shop with two more small tables, written by numbered transactions over both.
 
-    Row 0 of the first has the number of the last one, so any state tells which transaction it is
+    Row 0 of the first has the number of the last one, so any state shows which transaction it is
     of, and ``history`` what the tables held then.
     """
 
@@ -142,10 +142,10 @@ class Follower:
         self.seen: list[int] = []
         """The transactions of whose states it was."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         query = {"checkpoint": self._checkpoint} if self._checkpoint else {}
         sources = ",".join(f"{self._shop.dialect.namespace}.{table}" for table in TABLES)
-        changes, self._checkpoint = answered(self._system, "bootstrap", sources=sources, **query)
+        changes, self._checkpoint = answer_of(self._system, "bootstrap", sources=sources, **query)
         assert json.loads(self._checkpoint)["mode"] == "online"
         self._state = applied(self._system, changes, self._state)
         rows = {row["id"]: row["tick"] for one in self._state.values() for row in one.values()}
@@ -161,7 +161,7 @@ def keep_runs_on_s3(system: System, s3: S3Server) -> None:
     lines = [f'{name} = "{value}"' for name, value in keys.items()]
     # Fewer files: the server is slow, and shares our processor.
     text = system.config.read_text().replace('segment_every = "1s"', 'segment_every = "3s"')
-    lines = [text, f'store = "{s3.place()}"', "[bootstrap.s3]", *lines]
+    lines = [text, f'store = "{s3.empty_prefix()}"', "[bootstrap.s3]", *lines]
     system.config.write_text("\n".join(lines))
 
 
@@ -176,7 +176,7 @@ def status_of(system: System) -> dict[str, Any]:
 
 def has_come_to(system: System, scn: int) -> bool:
     try:
-        asked(system, "snapshot", scn=scn)
+        changes_of(system, "snapshot", scn=scn)
     except urllib.error.HTTPError:
         return False
     return True
@@ -204,25 +204,27 @@ def test_states_and_changes_between_them_are_what_the_source_held(
             followers.append(Follower(system, shop))
             for _ in range(4):
                 wait_s(0.5)
-                followers[-1].go_on()
+                followers[-1].resume()
         system.wait_until_equal()
         wait_s(REST_S)
         checkpoint = json.loads(stored_facts(system.mirror())[0]["checkpoint"])
         moments.append(Moment(checkpoint["scn"], datetime.now(UTC).isoformat(), shop.rows()))
         wait_s(REST_S)
     assert len({moment.scn for moment in moments}) == MOMENTS
-    with Workload(shop, per_s=250):  # They are asked for while the writing goes on.
+    with Workload(shop, per_s=250):  # They are read while the writing continues.
         wait_for(lambda: has_come_to(system, moments[-1].scn), "the log has the last moment")
         wait_for(lambda: len(status_of(system)["applies"]) >= 2, "runs are merged meanwhile")
         for one in followers:
-            one.go_on()  # The first of them have been away for long.
+            one.resume()  # The first of them have been away for long.
         for moment in moments:
             for point in (moment.scn, moment.at):
-                found = applied(system, asked(system, "snapshot", scn=point), {})
+                found = applied(system, changes_of(system, "snapshot", scn=point), {})
                 assert not differences(moment.rows, found), f"as of {point}"
         for before, after in itertools.pairwise(moments):
             for mode in ("net", "all"):
-                changes = asked(system, "changes", since=before.scn, until=after.scn, mode=mode)
+                changes = changes_of(
+                    system, "changes", since=before.scn, until=after.scn, mode=mode
+                )
                 assert not differences(after.rows, applied(system, changes, before.rows)), mode
                 keys = [(view.source_id, bytes(view.key)) for view in changes]
                 assert mode == "all" or len(keys) == len(set(keys)), "each row once"

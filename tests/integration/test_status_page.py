@@ -42,7 +42,7 @@ url = "generator://?keys=<script>document.title='taken'</script>"
 
 
 async def rendered(url: str, folder: Path) -> str:
-    """The page's document after its scripts have run and asked for the status."""
+    """The page's document after its scripts have run and fetched the status."""
     assert CHROMIUM is not None
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,

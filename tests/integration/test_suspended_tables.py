@@ -56,7 +56,7 @@ def session(database: FreshDatabase, *statements: str) -> None:
 
 
 def rows_of(folder: Path, source: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """A table as a consumer has it that takes the last that it is told of each row."""
+    """A table as a consumer has it that takes the last event of each row."""
     return upserted(folder, source)[0]
 
 
@@ -68,7 +68,7 @@ def in_database(database: FreshDatabase, table: str) -> dict[tuple[Any, ...], di
 
 
 def equality(database: FreshDatabase, folder: Path) -> Callable[[str], bool]:
-    """A function that tells whether the ring has of a table what the database has."""
+    """A function that checks whether the ring has of a table what the database has."""
     namespace = "public" if database.server.product == "postgres" else database.name
 
     def equal(table: str) -> bool:
@@ -132,8 +132,8 @@ async def dump(folder: Path, source: str, *, ends: str = "completed") -> None:
 
 def warned_of(fetcher: Fetcher, source: str, what: str = "is suspended") -> str:
     """The warning in the status about a table."""
-    told = fetcher.status.source.get("warnings") or []
-    return next((text for text in told if text.startswith(f"{source} {what}")), "")
+    warnings = fetcher.status.source.get("warnings") or []
+    return next((text for text in warnings if text.startswith(f"{source} {what}")), "")
 
 
 async def test_a_suspended_table_that_cannot_be_read_any_more_is_named_with_that_reason(
@@ -169,17 +169,17 @@ async def test_a_table_whose_changes_were_hidden_is_suspended_alone_and_a_dump_r
         session(database, setting, "UPDATE hidden SET v = 5 WHERE id = 1")
         database.execute("INSERT INTO hidden VALUES (3, 3)")
         database.execute("INSERT INTO calm VALUES (1, 1)")
-        await eventually(lambda: equal("calm"), 60, "the other table goes on")
+        await eventually(lambda: equal("calm"), 60, "the other table continues")
         assert rows_of(folder, hidden) == {(1,): {"id": 1, "v": 1}, (2,): {"id": 2, "v": 2}}
         await eventually(lambda: named in warned_of(fetcher, hidden), 60)
         assert not warned_of(fetcher, calm)
         await eventually(lambda: hidden in stored_resume_state(fetcher), 60)
-    # It is not forgotten over a restart, and stands in nobody's way.
+    # It is not forgotten over a restart, and delays no other table.
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         database.execute("INSERT INTO hidden VALUES (4, 4)")
         database.execute("INSERT INTO calm VALUES (2, 2)")
-        await eventually(lambda: equal("calm"), 60, "the other table goes on")
+        await eventually(lambda: equal("calm"), 60, "the other table continues")
         await eventually(lambda: named in warned_of(fetcher, hidden), 60)
         assert (4,) not in rows_of(folder, hidden)
         await dump(folder, hidden)
@@ -205,7 +205,7 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
         async for batch in stream:
             ring += batch.data
             if ring:
-                break  # Killed: the ring's pages outlive it, a memo that was not kept does not.
+                break  # Killed: of the resume state only what was stored outlives it.
             if batch.persist_first and batch.resume_state is not None:
                 kept = batch.resume_state.encode()
     await source.close()
@@ -231,17 +231,19 @@ async def test_a_table_that_becomes_unreadable_is_suspended_alone(
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         make_unreadable(database)
-        await eventually(lambda: equal("calm"), 60, "the other table goes on")
+        await eventually(lambda: equal("calm"), 60, "the other table continues")
         await both_are_named(database, fetcher, folder)
         await eventually(
             lambda: keyless in stored_resume_state(fetcher) and odd in stored_resume_state(fetcher),
             60,
         )
     async with capturing(config, tmp_path) as fetcher:
-        await streaming(fetcher)  # Its preflight tells of the tables, and refuses nothing.
+        await streaming(fetcher)  # Its preflight names the tables, and refuses nothing.
         database.execute("ALTER TABLE keyless ADD PRIMARY KEY (id)")
         database.execute("INSERT INTO keyless VALUES (2, 2)")
-        await eventually(lambda: keyless in fetcher.known_sources(), 60, "its new form is told")
+        await eventually(
+            lambda: keyless in fetcher.known_sources(), 60, "its new form is announced"
+        )
         await dump(folder, keyless)
         await eventually(lambda: equal("keyless"), 60, "the dump has brought its rows")
         database.execute("DELETE FROM keyless WHERE id = 1")
@@ -265,7 +267,7 @@ async def test_a_table_that_became_unreadable_while_the_relay_was_away_suspends_
     make_unreadable(database)
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        await eventually(lambda: equal("calm"), 60, "the other table goes on")
+        await eventually(lambda: equal("calm"), 60, "the other table continues")
         await both_are_named(database, fetcher, folder)
         # Of a table without rows there is nothing to stop, but it is named all the same.
         assert "ADD PRIMARY KEY" in warned_of(fetcher, blank, "cannot be captured")
@@ -276,9 +278,9 @@ async def test_a_table_that_became_unreadable_while_the_relay_was_away_suspends_
         await eventually(lambda: equal("blank"), 60, "it joins without a restart")
         await dump(folder, keyless)
         await eventually(lambda: equal("keyless"), 60, "the dump has brought its rows")
-        told = "cannot be captured"
-        await eventually(lambda: not warned_of(fetcher, blank, told), 60, "it is mended")
-    # Who begins with such tables is refused as ever: nobody has been told that they are left out.
+        refused = "cannot be captured"
+        await eventually(lambda: not warned_of(fetcher, blank, refused), 60, "it is fixed")
+    # A first start with such tables is refused as ever: no reader has been notified of them.
     async with capturing(config, tmp_path / "other") as fetcher:
         message = await failed_with(fetcher, "preflight_failed")
         assert odd in message
@@ -302,13 +304,13 @@ async def test_a_table_without_a_key_made_while_the_relay_was_away_suspends_no_o
     db.execute("INSERT INTO calm VALUES (1, 1)")
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        await eventually(lambda: equal("calm"), 60, "the other table goes on")
+        await eventually(lambda: equal("calm"), 60, "the other table continues")
         await eventually(lambda: "no key" in warned_of(fetcher, "public.odd"), 60)
         assert rows_of(folder, "public.odd") == {}, "suspended at the start"
-        told = warned_of(fetcher, "public.keyless", "cannot be captured")
-        assert 'ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in told
+        warning = warned_of(fetcher, "public.keyless", "cannot be captured")
+        assert 'ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in warning
         assert 'ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in caplog.text
-        # Dumping does not help while nothing tells its rows apart.
+        # Dumping does not help while nothing distinguishes its rows.
         await dump(folder, "public.odd", ends="failed")
         db.execute("ALTER TABLE odd ADD PRIMARY KEY (id)")
         db.execute("ALTER TABLE keyless ADD PRIMARY KEY (id)")
@@ -340,8 +342,8 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlit
 
         def equal(table: str) -> bool:
             rows = db.execute(f"SELECT id, v FROM {table}").fetchall()
-            told = rows_of(folder, f"main.{table}")
-            return told == {(id_,): {"id": id_, "v": v} for id_, v in rows}
+            found = rows_of(folder, f"main.{table}")
+            return found == {(id_,): {"id": id_, "v": v} for id_, v in rows}
 
         async with capturing(config, tmp_path) as fetcher:
             await streaming(fetcher)
@@ -350,7 +352,7 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlit
             db.execute(f"INSERT INTO odd VALUES (2, {broken})")
             db.execute("INSERT INTO odd VALUES (3, 'c')")
             db.execute("INSERT INTO calm VALUES (1, 'a')")
-            await eventually(lambda: equal("calm"), 60, "the other table goes on")
+            await eventually(lambda: equal("calm"), 60, "the other table continues")
             await eventually(lambda: "column 'v' is not UTF-8" in warned_of(fetcher, odd), 60)
             await eventually(lambda: odd in stored_resume_state(fetcher), 60)
             since = json.loads(stored_resume_state(fetcher))["stopped"][odd][0]
@@ -359,13 +361,13 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlit
         db.execute("INSERT INTO calm VALUES (2, 'b')")
         async with capturing(config, tmp_path) as fetcher:
             await streaming(fetcher)
-            await eventually(lambda: equal("calm"), 60, "the other table goes on")
+            await eventually(lambda: equal("calm"), 60, "the other table continues")
             await eventually(lambda: "column 'v' is not UTF-8" in warned_of(fetcher, odd), 60)
             assert "PRIMARY KEY" in warned_of(fetcher, "main.keyless", "cannot be captured")
             await dump(folder, odd, ends="failed")
             db.execute("INSERT INTO odd VALUES (5, 'e')")
             db.execute("INSERT INTO calm VALUES (3, 'c')")
-            await eventually(lambda: equal("calm"), 60, "the other table goes on")
+            await eventually(lambda: equal("calm"), 60, "the other table continues")
             assert list(rows_of(folder, odd)) == [(1,)]
             # It has not been whole since it stopped first, whatever was tried.
             assert json.loads(stored_resume_state(fetcher))["stopped"][odd][0] == since
@@ -399,13 +401,13 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postg
         db.execute("TRUNCATE days, calm")
         db.execute("INSERT INTO days VALUES (2, 'infinity')")
         db.execute("INSERT INTO calm VALUES (3, '2024-01-03')")
-        await eventually(lambda: (3,) in rows_of(folder, "public.calm"), 60, "the other goes on")
+        await eventually(lambda: (3,) in rows_of(folder, "public.calm"), 60, "the other continues")
         assert list(rows_of(folder, "public.days")) == [(1,)]
         await eventually(lambda: "public.days.v (date)" in warned_of(fetcher, "public.days"), 60)
         assert fetcher.status.source["stopped_tables"].keys() == {"public.days"}
         assert "public.days" in stored_resume_state(fetcher)
         assert db.execute(published) == [(0,)]
-    # What a reload does: another fetcher goes on, with one table more, which it publishes.
+    # What a reload does: another fetcher continues, with one table more, which it publishes.
     config = database_config("shop", db.url, "public.*")
     # The stopped one is not forgotten, and begins again only once all of it can be read.
     async with capturing(config, tmp_path) as fetcher:
@@ -414,11 +416,11 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postg
         await eventually(lambda: equal("late"), 60, "the new table joins")
         db.execute("INSERT INTO days VALUES (4, '2024-01-04')")
         db.execute("INSERT INTO calm VALUES (4, '2024-01-04')")
-        await eventually(lambda: (4,) in rows_of(folder, "public.calm"), 60, "the other goes on")
+        await eventually(lambda: (4,) in rows_of(folder, "public.calm"), 60, "the other continues")
         await dump(folder, "public.days", ends="failed")
         db.execute("INSERT INTO days VALUES (5, '2024-01-05')")
         db.execute("INSERT INTO calm VALUES (5, '2024-01-05')")
-        await eventually(lambda: (5,) in rows_of(folder, "public.calm"), 60, "the other goes on")
+        await eventually(lambda: (5,) in rows_of(folder, "public.calm"), 60, "the other continues")
         assert list(rows_of(folder, "public.days")) == [(1,)]
         await eventually(lambda: "infinity" in warned_of(fetcher, "public.days"), 60)
         db.execute("UPDATE days SET v = '2024-01-02' WHERE id = 2")

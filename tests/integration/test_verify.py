@@ -1,4 +1,4 @@
-"""``databus verify`` on real databases that live: planted damage is found, and mended.
+"""``databus verify`` on real databases under load: planted damage is found and repaired.
 
 On MariaDB the table was changed so that no log has it; on PostgreSQL it is the copy that is wrong.
 """
@@ -76,7 +76,7 @@ def damaged_system(
 
 
 def forge(folder: Path, customers: list[Any]) -> None:
-    """Append a transaction that never was to a log that nobody writes."""
+    """Append a transaction that never was to a log without a writer."""
     log = HotLog(folder)
     schemas = SchemaSet(log.schemas())
     # PostgreSQL's commits are at least eight bytes apart.
@@ -149,7 +149,7 @@ def test_planted_damage_is_found_and_repaired_while_the_source_is_written(
         report = reports[name]
         assert {(one["verdict"], one["key"][0]) for one in report["differences"]} == expected
         # What the source has not lies in no range of it.
-        extra = sum(verdict == "extra" for verdict, _ in expected)
+        extra = sum(result == "extra" for result, _ in expected)
         counts = {r["at_source"]: r["differences"] for r in report["ranges"]}
         assert counts == {True: len(expected) - extra, **({False: extra} if extra else {})}
     damaged = ("customers", "tokens")
@@ -169,7 +169,7 @@ def test_planted_damage_is_found_and_repaired_while_the_source_is_written(
     done, reports = verify(processes, system)
     assert done.returncode == 0, done.stderr + done.stdout
     assert all(not report["differences"] for report in reports.values())
-    # Those who follow the stream were mended by the same rows and deletions.
+    # The same rows and deletions repaired the copies of the stream's readers.
     tokens_of = f"{system.shop.dialect.namespace}.tokens"
     expected = system.shop.rows()
     with contextlib.closing(system.shop.connect()) as connection:
@@ -181,7 +181,7 @@ def test_planted_damage_is_found_and_repaired_while_the_source_is_written(
             not differences(expected, {**system.copy(), tokens_of: {}})
             and {key: row["used"] for key, row in system.copy()[tokens_of].items()} == used
         ),
-        "the consumer's copy is mended",
+        "the consumer's copy is repaired",
     )
 
 

@@ -209,7 +209,7 @@ async def test_prepared_transactions_of_postgresql_come_with_commit_prepared(
             prepared("never", "INSERT INTO t VALUES (1, 'never')")
             prepared(
                 "copied",
-                "INSERT INTO t SELECT i, 'many at one place' FROM generate_series(100, 3099) i",
+                "INSERT INTO t SELECT i, 'many at one position' FROM generate_series(100, 3099) i",
                 "SAVEPOINT s",
                 "INSERT INTO t VALUES (2, 'rolled back')",
                 "ROLLBACK TO SAVEPOINT s",

@@ -69,7 +69,7 @@ def wrong(registers: dict[str, int]) -> bool:
     """Whether a reader takes bytes for the frame of its state that are another's."""
     before, after = registers["before"], registers["after"]
     if before == 1 or (before == 0 and after != 0):
-        return False  # nothing to read, or overtaken and told so
+        return False  # nothing to read, or overtaken and notified
     return (registers["a"], registers["b"]) != (before, before)
 
 
@@ -148,7 +148,7 @@ def taken_for_data(registers: dict[str, int]) -> bool:
 
 
 def not_cut_off(registers: dict[str, int]) -> bool:
-    """Whether the sender goes on after such bytes."""
+    """Whether the sender continues after such bytes."""
     before = registers["before"]
     return spoiled(registers) and registers.get("after", before) == before
 
@@ -205,8 +205,8 @@ REGIONS = {
 def regions(old: bytes, new: bytes) -> frozenset[str]:
     """Where two images of the file differ, the control copies left out."""
     found = set()
-    for name, place in REGIONS.items():
-        if old[place.start : place.stop] != new[place.start : place.stop]:
+    for name, region in REGIONS.items():
+        if old[region.start : region.stop] != new[region.start : region.stop]:
             found.add(name)
     if old[DATA_OFFSET:] != new[DATA_OFFSET:]:
         found.add("data")
@@ -259,5 +259,5 @@ def test_the_writer_stores_in_this_order_fence_by_fence(
 def test_everything_that_is_shared_lies_on_words_of_its_own() -> None:
     starts = [0, *CONTROL_OFFSETS, LIVE_OFFSET, *SLOT_OFFSETS, DATA_OFFSET]
     assert all(start % 8 == 0 for start in starts)
-    cache_lines = [place.start // 64 for place in REGIONS.values()]
+    cache_lines = [region.start // 64 for region in REGIONS.values()]
     assert len(set(cache_lines)) == len(cache_lines)

@@ -65,7 +65,7 @@ class RingMachine(RuleBasedStateMachine):
 
     # -- the model --
 
-    def kept_from(self) -> int:
+    def first_retained(self) -> int:
         """Index in ``frames`` of the ring's oldest frame, taken from its prev."""
         prev = self.reader.snapshot().prev
         return bisect_right(self.frames, prev, key=itemgetter(0))
@@ -118,7 +118,7 @@ class RingMachine(RuleBasedStateMachine):
         self.append(b"".join(frame for _, frame in frames))
 
     def finish_open(self) -> None:
-        """Drop an open window as a source does that begins it anew."""
+        """Drop an open window as a source does that restarts it."""
         self.writer.discard_open()
         self.open.clear()
         assert self.writer.open_bytes == 0
@@ -135,21 +135,21 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), shift_us=st.sampled_from((-1, 0, 1)))
     def expire(self, share: float, shift_us: int) -> None:
-        kept_from = self.kept_from()
-        kept = self.frames[kept_from:]
+        first_retained = self.first_retained()
+        kept = self.frames[first_retained:]
         if not kept:
             assert not self.writer.expire(2**62)
             return
         chosen = read_frame(kept[int((len(kept) - 1) * share)][1])
         limit_us = chosen.commit_us + shift_us
-        keep_from = kept_from
-        for at, (_, frame) in enumerate(kept, kept_from):
+        keep_from = first_retained
+        for at, (_, frame) in enumerate(kept, first_retained):
             if frame[11] == Op.END_OF_WINDOW:
                 if read_frame(frame).commit_us >= limit_us:
                     break
                 keep_from = at + 1
-        assert self.writer.expire(limit_us) == (keep_from > kept_from)
-        assert self.kept_from() == keep_from
+        assert self.writer.expire(limit_us) == (keep_from > first_retained)
+        assert self.first_retained() == keep_from
 
     @rule()
     def reopen(self) -> None:
@@ -162,7 +162,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule(size=st.sampled_from(RING_SIZES))
     def resize(self, size: int) -> None:
         self.open.clear()
-        longest = max((len(frame) for _, frame in self.frames[self.kept_from() :]), default=0)
+        longest = max((len(frame) for _, frame in self.frames[self.first_retained() :]), default=0)
         if longest > size // 4:
             return
         before = self.writer.state
@@ -195,7 +195,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule(ahead=st.floats(0, 1))
     def place_cursor(self, ahead: float) -> None:
         """A reader stops somewhere and comes back later, perhaps too late."""
-        kept = self.kept_from()
+        kept = self.first_retained()
         self.cursor_at = kept + int((len(self.frames) - kept) * ahead)
         position = self.frames[self.cursor_at - 1][0] if self.cursor_at else self.start
         self.cursor = self.reader.find(position)
@@ -219,7 +219,7 @@ class RingMachine(RuleBasedStateMachine):
         if not hasattr(self, "writer"):
             return
         state = self.reader.snapshot()
-        kept = self.frames[self.kept_from() :]
+        kept = self.frames[self.first_retained() :]
         assert state == self.writer.state
         assert state.frames - state.evicted_frames == len(kept)
         ends = sum(frame[11] == Op.END_OF_WINDOW for _, frame in kept)
@@ -235,15 +235,15 @@ class RingMachine(RuleBasedStateMachine):
     def every_boundary_is_served_exactly(self) -> None:
         if not hasattr(self, "writer"):
             return
-        kept_from = self.kept_from()
-        step = max(1, (len(self.frames) - kept_from) // 8)
-        for at in range(kept_from, len(self.frames) + 1, step):
+        first_retained = self.first_retained()
+        step = max(1, (len(self.frames) - first_retained) // 8)
+        for at in range(first_retained, len(self.frames) + 1, step):
             position = self.frames[at - 1][0] if at else self.start
             found = self.reader.find(position)
             frames, _ = self.reader.read(found, 1)
             expected = self.frames[at][1] if at < len(self.frames) else b""
             assert bytes(frames) == expected
-        if kept_from:
+        if first_retained:
             prev = self.reader.snapshot().prev
             before = Position(prev.scn, prev.seq - 1) if prev.seq else Position(prev.scn - 1)
             with pytest.raises(ScnTooOld, match=str(prev)):
@@ -253,11 +253,11 @@ class RingMachine(RuleBasedStateMachine):
     def small_windows_are_evicted_whole(self) -> None:
         if not hasattr(self, "writer"):
             return
-        kept_from = self.kept_from()
-        if not 0 < kept_from < len(self.frames):
+        first_retained = self.first_retained()
+        if not 0 < first_retained < len(self.frames):
             return
-        scn = self.frames[kept_from][0].scn
-        if self.frames[kept_from - 1][0].scn != scn:  # the one before may have no end
+        scn = self.frames[first_retained][0].scn
+        if self.frames[first_retained - 1][0].scn != scn:  # the one before may have no end
             return
         window = [frame for position, frame in self.frames if position.scn == scn]
         # A window that was dropped in its middle is a part of one that was larger.

@@ -31,7 +31,7 @@ COPY_EVERY = 3
 
 
 @dataclasses.dataclass
-class Tally:
+class StormCounters:
     """What was done; the report adds them up."""
 
     successes: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Tally:
     slow: list[str] = dataclasses.field(default_factory=list)
     events: int = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: StormCounters) -> None:
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if isinstance(mine, Counter):
@@ -116,7 +116,7 @@ class Case:
     ) -> None:
         self.site = site
         self._known = known
-        self.tally = Tally()
+        self.counters = StormCounters()
         self.steps: list[Step] = []
         self._loop, self._folder = loop, folder
         self._named_within_s = named_within_s
@@ -149,7 +149,7 @@ class Case:
         if self.bootstrapped is not None:
             self.bootstrapped.stop()
         for fetcher in reversed(self.fetchers.values()):
-            self.tally.events += fetcher.replica.event_count if fetcher.has_replica else 0
+            self.counters.events += fetcher.replica.event_count if fetcher.has_replica else 0
             fetcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -164,16 +164,16 @@ class Case:
             self._stalled_is_a_difference(self._start)
         if step.is_action:
             self._act(step.sql)
-            self.tally.successes[step.production] += 1
+            self.counters.successes[step.production] += 1
             return True
         try:
             self.sessions[step.session].execute(step.sql)
         except Exception as error:
-            self.tally.failures[step.production] += 1
-            self.tally.refusals[f"{step.production}: {error.args}"[:160]] += 1
+            self.counters.failures[step.production] += 1
+            self.counters.refusals[f"{step.production}: {error.args}"[:160]] += 1
             return False
-        self.tally.successes[step.production] += 1
-        self.tally.kinds[kind_of(step.sql)] += 1
+        self.counters.successes[step.production] += 1
+        self.counters.kinds[kind_of(step.sql)] += 1
         return True
 
     def _act(self, action: str) -> None:
@@ -233,7 +233,7 @@ class Case:
         is_open = any(session.in_transaction for session in self.sessions)
         if is_open or not self.site.reset_logs():
             return
-        self.tally.successes[script.RESET_LOGS] += 1
+        self.counters.successes[script.RESET_LOGS] += 1
         patience = Patience(self._loop)
         while not patience.is_over:
             self.site.put_mark()
@@ -249,7 +249,7 @@ class Case:
 
     def _merge(self, *, full: bool = False) -> None:
         if self.bootstrapped is not None and self._spark is not None:
-            self.tally.merges += self.bootstrapped.merge(self._spark, full=full)
+            self.counters.merges += self.bootstrapped.merge(self._spark, full=full)
 
     def _stalled_is_a_difference(self, work: Callable[[], object]) -> bool:
         """Whether it was done; a relay that the case hinders by name is waited for later."""
@@ -350,7 +350,7 @@ class Case:
     def _compare(
         self, name: str, view: Compared, replica: Replica, table: TableFacts, rows: list[Row]
     ) -> None:
-        self.tally.comparisons[name] += 1
+        self.counters.comparisons[name] += 1
         columns = [column.name for column in table.columns if column.is_logged]
 
         def unequal() -> list[str]:
@@ -376,7 +376,7 @@ class Case:
             replica = view.read()
             found = unequal()
         if found:
-            self.tally.unequal_but_named += 1
+            self.counters.unequal_but_named += 1
 
     def finish(self) -> None:
         """All sessions rest: compare everything, and let suspended tables come back.
@@ -393,7 +393,7 @@ class Case:
         for fetcher in self.fetchers.values():
             self._stalled_is_a_difference(fetcher.wait_dumped)
             self._wait_healed(fetcher)
-            self.tally.suspensions.update(reasons(fetcher.replica))
+            self.counters.suspensions.update(reasons(fetcher.replica))
         if self.bootstrapped is not None:
             self._wait_seeded(self.bootstrapped)
             self._merge(full=self._checks % 2 == 0)
@@ -429,9 +429,9 @@ class Case:
                 else:
                     left.append(f"{record.source} ({record.state}, {record.tries}): {words}")
             if not left:
-                self.tally.known.update(known.values())
-                self.tally.undumped += len(undumped)
-                self.tally.healed += len(before - known.keys() - undumped)
+                self.counters.known.update(known.values())
+                self.counters.undumped += len(undumped)
+                self.counters.healed += len(before - known.keys() - undumped)
                 return
             if patience.is_over:
                 if patience.is_slow:

@@ -145,51 +145,51 @@ def relay_config(folder: Path) -> Any:
 
 def build_relay(folder: Path) -> None:
     """What a fetcher leaves: ring, schemas, resume state, dumps, tables that are not followed."""
-    place = DatabaseFolder.of(folder, "shop")
-    with Ring.create(place.path, RING_BYTES, clock=CLOCK) as writer:
-        registry = Registry(place.registry)
+    database_folder = DatabaseFolder.of(folder, "shop")
+    with Ring.create(database_folder.path, RING_BYTES, clock=CLOCK) as writer:
+        registry = Registry(database_folder.registry)
         registry.announce([ORDERS, LINES, WIDER, ORDERS])
         intake = Intake(writer, registry)
         for window in windows(1, 120):
             intake.complete = intake.ring.append(window, intake.complete)
         writer.sync()
         registry.close()
-    write_document(place.resume_state, json.dumps({"gtid": "0-1-120"}).encode())
-    book = DumpBook(place.dumps)
+    write_document(database_folder.resume_state, json.dumps({"gtid": "0-1-120"}).encode())
+    book = DumpBook(database_folder.dumps)
     book.add(new_dump({"sources": ["shop.orders"], "chunk_rows": 500}))
     book.save()
-    tables = TableBook(place.tables)
+    tables = TableBook(database_folder.tables)
     tables.add(TableRecord("shop.lines", CaptureState.SUSPENDED, 71, "a statement"))
     tables.write(tables.content())
-    write_document(place.open_window, b'{"window": 7, "after": {"scn": 6, "seq": 2}}')
-    write_document(place.status, b'{"state": "streaming"}', durable=False)
+    write_document(database_folder.open_window, b'{"window": 7, "after": {"scn": 6, "seq": 2}}')
+    write_document(database_folder.status, b'{"state": "streaming"}', durable=False)
 
 
 def read_relay(folder: Path) -> dict[str, Any]:
-    """As a fetcher opens it that goes on with the next window, and then a worker."""
+    """As a fetcher opens it that continues with the next window, and then a worker."""
     return asyncio.run(_read_relay(folder))
 
 
 async def _read_relay(folder: Path) -> dict[str, Any]:
-    place = DatabaseFolder.of(folder, "shop")
+    database_folder = DatabaseFolder.of(folder, "shop")
     config = relay_config(folder)
-    database = DatabaseView(config.database[0], place, WakeupReceiver(make_wakeup()))
+    database = DatabaseView(config.database[0], database_folder, WakeupReceiver(make_wakeup()))
     state = database.fetcher_state().document.get("state")
     fetcher = Fetcher(config.database[0], folder)
     intake = fetcher._open_intake(CLOCK, Position(120, 2))
     try:
-        resume_state = read_document(place.resume_state)
+        resume_state = read_document(database_folder.resume_state)
         last = intake.complete
-        read_document(place.open_window)
+        read_document(database_folder.open_window)
         intake._before_open_window(Position(7, 1))
         intake.complete = intake.ring.append(windows(121, 1)[0], intake.complete)
-        with Ring.open_reader(place.path) as ring:
+        with Ring.open_reader(database_folder.path) as ring:
             held = ring.snapshot()
             at, frames = ring.find(held.prev), b""
             while block := ring.read(at, 1 << 16)[0]:
                 frames += block
                 at = ring.read(at, 1 << 16)[1]
-        reader = RegistryReader(place.registry)
+        reader = RegistryReader(database_folder.registry)
         reader.refresh()
         return {
             "last": last, "prev": held.prev, "memo": resume_state, "frames": frames,

@@ -137,14 +137,14 @@ class Patience:
 
 def waiting_at(task: asyncio.Task[Any]) -> str:
     """The coroutines that a task is in, the innermost last."""
-    places: list[str] = []
+    frames: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "ag_frame", None)
         if frame is not None:
-            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+            frames.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
         inner = getattr(inner, "cr_await", None) or getattr(inner, "ag_await", None)
-    return " > ".join(places)
+    return " > ".join(frames)
 
 
 class LiveFetcher:

@@ -36,7 +36,7 @@ LASTING = (
     "is a MERGE table",
     "is in the union of the MERGE table",
 )
-"""What keeps a table suspended until someone alters it or its rows: docs/types-mariadb.md."""
+"""What keeps a table suspended until it or its rows are altered: docs/types-mariadb.md."""
 UNLOGGED = "sql_log_bin"
 TABLESPACE = "-- tablespace "
 """Not SQL: ``export NAME`` and ``import NAME`` copy the files of a table of the first schema."""
@@ -264,11 +264,11 @@ class MySqlSite(Site):
     def rows(self, table: TableFacts) -> list[Row]:
         names = [column.name for column in table.columns]
         # The server rounds a FLOAT to six digits where it is not part of an expression.
-        asked = ", ".join(
+        selected = ", ".join(
             f"{quoted(column.name)} + 0e0" if column.type == "float" else quoted(column.name)
             for column in table.columns
         )
-        found = self._ask(f"SELECT {asked} FROM {quoted(table.schema)}.{quoted(table.name)}")
+        found = self._ask(f"SELECT {selected} FROM {quoted(table.schema)}.{quoted(table.name)}")
         return [dict(zip(names, row, strict=True)) for row in found]
 
     def move_tablespace(self, what: str) -> None:

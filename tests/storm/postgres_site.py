@@ -309,13 +309,15 @@ class PostgresSite(Site):
 
     def rows(self, table: TableFacts) -> list[Row]:
         names = [column.name for column in table.columns]
-        asked = ", ".join(
+        selected = ", ".join(
             # As the stream has them.
             quoted(one.name) + ("::text" if one.type.endswith(("[]", "interval")) else "")
             for one in table.columns
         )
         only = "" if table.engine == "p" else "ONLY "
-        found = self._ask(f"SELECT {asked} FROM {only}{quoted(table.schema)}.{quoted(table.name)}")
+        found = self._ask(
+            f"SELECT {selected} FROM {only}{quoted(table.schema)}.{quoted(table.name)}"
+        )
         return [dict(zip(names, row, strict=True)) for row in found]
 
     def is_captured(self, schema: str) -> bool:

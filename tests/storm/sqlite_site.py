@@ -103,8 +103,8 @@ class SqliteSite(Site):
 
     def rows(self, table: TableFacts) -> list[Row]:
         names = [column.name for column in table.columns]
-        asked = ", ".join(quoted(name) for name in names)
-        found = self._ask(f"SELECT {asked} FROM {quoted(table.name)}")
+        selected = ", ".join(quoted(name) for name in names)
+        found = self._ask(f"SELECT {selected} FROM {quoted(table.name)}")
         return [dict(zip(names, row, strict=True)) for row in found]
 
     def triggers(self, table: str) -> list[str]:

@@ -14,7 +14,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tests.storm import script
-from tests.storm.case import NAMED_WITHIN_S, Case, Difference, Ended, ServerLost, Tally, TooSlow
+from tests.storm.case import (
+    NAMED_WITHIN_S,
+    Case,
+    Difference,
+    Ended,
+    ServerLost,
+    StormCounters,
+    TooSlow,
+)
 from tests.storm.generator import Generator, Grammar
 from tests.storm.grammar.mysql_tables import MySqlGrammar
 from tests.storm.grammar.postgres_tables import PostgresGrammar
@@ -75,7 +83,7 @@ class Storm:
         self.server = f"--db {product}"
         """The options with which the same server is chosen again."""
         self.failures: list[Failure] = []
-        self.tally = Tally()
+        self.counters = StormCounters()
         self.seeds: list[int] = []
         self.seconds = 0.0
         self._folder, self._keep = folder, keep
@@ -151,22 +159,24 @@ class Storm:
         except Ended:
             pass
         except TooSlow as error:
-            case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}")
+            case.counters.slow.append(f"seed {seed}, step {len(case.steps)}: {error}")
             waits = [f"    {line}" for line in self._loop.waits()]
-            print(f"TOO SLOW {case.tally.slow[-1]}", *waits, sep="\n", flush=True)
+            print(f"TOO SLOW {case.counters.slow[-1]}", *waits, sep="\n", flush=True)
         except ServerLost as error:
-            case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}"[:400])
+            case.counters.slow.append(f"seed {seed}, step {len(case.steps)}: {error}"[:400])
             self._is_lost = True
         except Exception as error:
             if self.site.is_running:
                 raise
             # An old server that ended by a fault of its own.
-            case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: it ended: {error}"[:400])
+            case.counters.slow.append(
+                f"seed {seed}, step {len(case.steps)}: it ended: {error}"[:400]
+            )
             self._is_lost = True
         finally:
             with contextlib.suppress(Exception) if self._is_lost else contextlib.nullcontext():
                 case.close()
-            self.tally.add(case.tally)
+            self.counters.add(case.counters)
         return None
 
     def _case(self, name: str, named_within_s: float = NAMED_WITHIN_S) -> Case:
@@ -213,7 +223,7 @@ class Storm:
         script.written([*failure.steps, script.check()], failure.path)
         text = "; ".join(step.sql for step in failure.steps)
         if why := self._known.why(self.site.product, failure.found, text):
-            self.tally.known[why] += 1
+            self.counters.known[why] += 1
             return
         self.failures.append(failure)
         print(report_of(failure, self.server), flush=True)
@@ -240,39 +250,41 @@ class Storm:
     @property
     def is_clean(self) -> bool:
         """Whether something was compared and nothing failed."""
-        return not self.failures and self.tally.comparisons.total() > 0
+        return not self.failures and self.counters.comparisons.total() > 0
 
     def report(self) -> str:
         """Numbers and coverage, for people."""
-        tally = self.tally
-        done = sum(n for name, n in tally.successes.items() if name not in script.ACTIONS)
+        counters = self.counters
+        done = sum(n for name, n in counters.successes.items() if name not in script.ACTIONS)
         lines = [
             f"{self.site.product} {self.site.version}: {len(self.seeds)} cases, seeds "
             f"{self.seeds[0]} to {self.seeds[-1]}, {done} statements that succeeded, "
-            f"{sum(tally.failures.values())} refused, {done / max(self.seconds, 1):.0f} a second",
-            f"{tally.events} row events, {tally.comparisons.total()} comparisons of tables "
-            f"({told_counts(tally.comparisons)}), {tally.merges} merges by Spark, "
-            f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures",
-            "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
-            f"{tally.healed} tables were suspended at a case's end and came back, {tally.undumped} "
-            "cannot be read and are named so; known faults: "
-            + ("; ".join(f"{n} x {why}" for why, n in tally.known.most_common()) or "none"),
-            *(f"too slow: {what}" for what in tally.slow),
+            f"{sum(counters.failures.values())} refused, "
+            f"{done / max(self.seconds, 1):.0f} a second",
+            f"{counters.events} row events, {counters.comparisons.total()} comparisons of tables "
+            f"({formatted_counts(counters.comparisons)}), {counters.merges} merges by Spark, "
+            f"{counters.unequal_but_named} unequal and named, {len(self.failures)} failures",
+            "suspended: "
+            + "; ".join(f"{n} x {why}" for why, n in counters.suspensions.most_common()),
+            f"{counters.healed} tables were suspended at a case's end and came back, "
+            f"{counters.undumped} cannot be read and are named so; known faults: "
+            + ("; ".join(f"{n} x {why}" for why, n in counters.known.most_common()) or "none"),
+            *(f"too slow: {what}" for what in counters.slow),
             "refused most: "
-            + "; ".join(f"{n} x {why}" for why, n in tally.refusals.most_common(6)),
-            f"{len(tally.kinds)} kinds of statements: {told_counts(tally.kinds)}",
+            + "; ".join(f"{n} x {why}" for why, n in counters.refusals.most_common(6)),
+            f"{len(counters.kinds)} kinds of statements: {formatted_counts(counters.kinds)}",
             "coverage (statements that succeeded, refused, by production):",
         ]
-        for name in sorted({*self.grammar_rules, *tally.successes, *tally.failures}):
-            lines.append(f"  {tally.successes[name]:6} {tally.failures[name]:6}  {name}")
-        never = [name for name in self.grammar_rules if not tally.successes[name]]
+        for name in sorted({*self.grammar_rules, *counters.successes, *counters.failures}):
+            lines.append(f"  {counters.successes[name]:6} {counters.failures[name]:6}  {name}")
+        never = [name for name in self.grammar_rules if not counters.successes[name]]
         lines.append(f"never: {', '.join(never) or 'none'}")
         signatures = Counter(failure.signature for failure in self.failures)
         lines += [f"{n} x {signature}" for signature, n in signatures.most_common()]
         return "\n".join(lines)
 
 
-def told_counts(counts: Counter[str]) -> str:
+def formatted_counts(counts: Counter[str]) -> str:
     """Numbers by name, for people."""
     return ", ".join(f"{name} {n}" for name, n in sorted(counts.items())) or "none"
 

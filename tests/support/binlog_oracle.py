@@ -1,4 +1,5 @@
-"""Rows of a binlog as python-mysql-replication reads them, told as our consumers see them."""
+"""Rows of a binlog as python-mysql-replication reads them, in the form in which our consumers see
+them."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ MISREAD: list[tuple[str, Callable[[Any], bool], str]] = [
     (r"timestamp", lambda value: str(value)[:4] in ("0000", "None"), "a moment of zeros is 1970"),
     (r"vector|.* utf16$", lambda value: True, "it refuses the table"),
 ]
-"""By type and our value: what the library reads wrongly, and why. The server itself is asked."""
+"""By type and our value: what the library reads wrongly, and why. The server itself is read."""
 
 
 def is_misread(column_type: str, ours: Any) -> bool:
@@ -78,9 +79,10 @@ def is_doubtful(column_type: str) -> bool:
 
 
 def position_of(database: FreshDatabase) -> dict[str, Any]:
-    """Where the server's binlog ends now, as the library is told it.
+    """Where the server's binlog ends now, as the library needs it.
 
-    On MySQL by its place: the library refuses GTIDs with a tag, which other tests leave there.
+    On MySQL by its file and offset: the library refuses GTIDs with a tag, which other tests leave
+    there.
     """
     if database.url.startswith("mysql"):
         file, offset, *_ = database.execute("SHOW BINARY LOG STATUS")[0]
@@ -94,7 +96,7 @@ def changes_read_by_the_other(
 ) -> list[Change]:
     """What the library reads behind a position, up to the row in ``LAST``.
 
-    ``without`` are tables that it refuses. A server that is asked not to keep its reader waiting
+    ``without`` are tables that it refuses. A server that is set not to keep its reader waiting
     closes the connection at the end of the log, and what was still on its way is lost: so this
     waits for the last row.
     """

@@ -1,6 +1,6 @@
 """Threads that write a table all the time, and what a consumer must make of it afterwards.
 
-Whoever writes signs: all rows of one transaction carry its number in ``version``, and every other
+Each writer signs: all rows of one transaction carry its number in ``version``, and every other
 column a value that follows from the column's name and that number. So a row that was decoded with
 another definition than that of its time does not have the values of its columns.
 """
@@ -49,7 +49,7 @@ class BusyWriters:
         I1. A row's ``version`` only grows, over its deletions too.
         I2. ``committed`` has each transaction whose COMMIT was answered, with the count of rows
             that it changed; ``unsure`` those of which the answer was lost.
-        I3. Nobody waits between two transactions longer than ``pause_s``.
+        I3. No writer waits between two transactions longer than ``pause_s``.
 
     Owner: one test; ``at_work`` ends the threads.
     Raises: the first error of a thread that no change of the table explains, from ``stop``.
@@ -100,13 +100,13 @@ class BusyWriters:
             raise self._errors[0]
 
     def kill(self, server: PrivateServer) -> None:
-        """Kill -9 the server while they write to it; nobody writes when this returns."""
+        """Kill -9 the server while they write to it; no writer writes when this returns."""
         self._killed = True
         server.kill9()
         self.stop()
 
     def read_columns_again(self) -> None:
-        """Nothing fails where a column was added: they have to be told."""
+        """Nothing fails where a column was added: the test has to announce it."""
         self._stale = [True] * self._count
 
     def each_commits(self, count: int) -> None:
@@ -174,9 +174,9 @@ class BusyWriters:
             changed += len(new)
         if old:
             assignments = ", ".join(f"{name} = {value}" for name, value in values.items())
-            places = ", ".join(map(str, old))
+            ids = ", ".join(map(str, old))
             cursor.execute(
-                f"UPDATE busy SET version = {version}, {assignments} WHERE id IN ({places})"
+                f"UPDATE busy SET version = {version}, {assignments} WHERE id IN ({ids})"
             )
             changed += len(old)
         if gone:
@@ -190,7 +190,7 @@ class BusyWriters:
 
 
 def _codes(error: BaseException) -> set[Any]:
-    """An error's SQLSTATE and its number, as far as the driver tells them."""
+    """An error's SQLSTATE and its number, as far as the driver gives them."""
     return {getattr(error, "sqlstate", None), *error.args[:1]}
 
 
@@ -205,8 +205,9 @@ def busy_rows(server: PrivateServer, database: str) -> dict[int, dict[str, Any]]
 class Applied:
     """What a consumer holds that has applied a ring's changes of the table ``busy``.
 
-    ``names`` are the columns after each change of the table that was told, ``kinds`` the present
-    ones; ``transactions`` has the count of changes by version, ``scns`` their scns in order.
+    ``names`` are the columns after each change of the table that was announced, ``kinds`` the
+    present ones; ``transactions`` has the count of changes by version, ``scns`` their scns in
+    order.
     """
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -221,7 +222,7 @@ Migrate = Callable[[dict[str, Any], dict[str, Kind]], None]
 
 
 def _unchanged(row: dict[str, Any], kinds: dict[str, Kind]) -> None:
-    raise AssertionError(f"nobody has changed the table; told of {kinds}")
+    raise AssertionError(f"no writer has changed the table; announced: {kinds}")
 
 
 def applied(
@@ -229,7 +230,7 @@ def applied(
 ) -> Applied:
     """The ring of ``<data_dir>/<database>`` applied to an empty table, each frame examined.
 
-    A row must come with the definition that was told last and with its transaction's signature
+    A row must come with the definition that was announced last and with its transaction's signature
     in every column, or with the column's default; no version of a row comes after a newer one.
     """
     reader = RegistryReader(folder / "schemas.jsonl")
@@ -245,7 +246,7 @@ def applied(
             if not changed.source.endswith(".busy"):
                 continue
             kinds = {column.name: column.kind for column in changed.columns}
-            if kinds == found.kinds:  # Only what people call a type is told differently.
+            if kinds == found.kinds:  # Only a type's readable name differs.
                 continue
             found.kinds = kinds
             found.names.append(set(kinds))
@@ -264,7 +265,7 @@ def applied(
             continue
         kinds = {column.name: column.kind for column in schema.columns}
         found.kinds = found.kinds or kinds
-        assert kinds == found.kinds, f"{view.position}: not the definition that was told last"
+        assert kinds == found.kinds, f"{view.position}: not the definition that was announced last"
         key = int(schema.decode_key(view.key)["id"])
         if view.op == Op.DELETE:
             del found.rows[key]

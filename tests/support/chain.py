@@ -58,7 +58,7 @@ def parent_url(*urls: str, database: str = "shop") -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer to a poll from the oldest event on: the range told and the frames."""
+    """An answer to a poll from the oldest event on: the announced range and the frames."""
 
     clock: str
     prev: str

@@ -27,12 +27,12 @@ export_command.export(
     bootstrap=None,
 )
 """
-"""The end of a program that exports the orders: the configuration, the format and the place."""
+"""The end of a program that exports the orders: the configuration, the format and the target."""
 
 
 @dataclass(frozen=True)
 class OnS3:
-    """A place on S3, with the file that says how it is reached, and a folder for its catalog."""
+    """A prefix on S3, with the file that says how it is reached, and a folder for its catalog."""
 
     server: S3Server
     url: str
@@ -80,7 +80,7 @@ class OnS3:
         }
 
     def catalog(self) -> SqlCatalog:
-        """The Iceberg catalog as anybody opens it who has fetched its file."""
+        """The Iceberg catalog, opened from a fetched copy of its file."""
         file = self.folder / "catalog.db"
         with self.filesystem.open_input_file(
             f"{self.url.removeprefix('s3://')}/shop/catalog.db"
@@ -92,8 +92,8 @@ class OnS3:
 def export(system: System, form: str, to: Path | OnS3, *more: str) -> list[str]:
     """What it did with each table: `whole`, `changes` or `nothing`."""
     config = to.config if isinstance(to, OnS3) else system.config
-    place = to.url if isinstance(to, OnS3) else str(to)
-    arguments = ["export", "-c", str(config), "--format", form, "--to", place, *more]
+    target = to.url if isinstance(to, OnS3) else str(to)
+    arguments = ["export", "-c", str(config), "--format", form, "--to", target, *more]
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return [line.split(": ")[1].split(",")[0] for line in done.output.splitlines()]

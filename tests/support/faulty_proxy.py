@@ -13,7 +13,7 @@ _BLOCK_BYTES = 64 * 1024
 
 
 class FaultyProxy:
-    """Forwards connections to one address and breaks them when told.
+    """Forwards connections to one address and breaks them on request.
 
     Invariants:
         I1. The listening port stays the same from ``start`` to ``close``, over every fault.

@@ -287,7 +287,7 @@ def _s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(_s3: S3Server) -> Iterator[S3Server]:
-    """A private S3 server that does nothing wrong until it is told to."""
+    """A private S3 server that does nothing wrong until a test sets faults."""
     yield _s3
     _s3.faults = Faults()
 

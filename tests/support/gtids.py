@@ -61,7 +61,7 @@ def run_ahead(database: FreshDatabase, count: int, statement: str) -> int:
 
 
 def purge_all_but_last(database: FreshDatabase) -> bool:
-    """Purge all files but the last; False where somebody is reading one of them still."""
+    """Purge all files but the last; False where a session still reads one of them."""
     last = database.execute("SHOW BINARY LOG STATUS")[0][0]
     database.execute(f"PURGE BINARY LOGS TO '{last}'")
     return len(database.execute("SHOW BINARY LOGS")) == 1

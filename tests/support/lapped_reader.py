@@ -23,10 +23,10 @@ from tests.support.window_ends import as_source_gave
 class Truth(Protocol):
     """The stream that the writer writes, its frames numbered."""
 
-    def place(self, position: Position) -> int:
+    def index(self, position: Position) -> int:
         """The number of the frame there; a KeyError where there is none."""
 
-    def frame(self, place: int) -> bytes:
+    def frame(self, index: int) -> bytes:
         """The frame with this number."""
 
 
@@ -34,16 +34,16 @@ class Truth(Protocol):
 class Manners:
     """How a reader reads: what it asks for, and how much it takes at once.
 
-    ``pause`` comes after the first bytes of each body; ``ends_are_told`` is for bodies in
-    chunks, whose end can be told from a connection that is cut off.  ``where`` has to take all
-    rows.
+    ``pause`` comes after the first bytes of each body; ``ends_are_marked`` is for bodies in
+    chunks, whose end can be distinguished from a connection that is cut off.  ``where`` has to take
+    all rows.
     """
 
     spans: bool
     follow: bool = False
     wait_ms: int = 0
     receive_bytes: int = 1 << 16
-    ends_are_told: bool = False
+    ends_are_marked: bool = False
     pause: Callable[[], Awaitable[object]] | None = None
     where: str = ""
 
@@ -84,7 +84,7 @@ class LappedReader:
     Invariants:
         I1. A frame is the one after the last, or, after a refusal, any later one.
         I2. ``digest`` is that of the bytes that were taken, ``wanted`` that of the true ones.
-        I3. ``cut``, ``told``, ``refused`` and ``spotted`` count how often the writer lapped it;
+        I3. ``cut``, ``notified``, ``refused`` and ``spotted`` count how often the writer lapped it;
             ``span_frames`` are the SPANs that its bodies began with or had between frames.
     """
 
@@ -96,13 +96,13 @@ class LappedReader:
         self.digest, self.wanted = xxhash.xxh3_64(), xxhash.xxh3_64()
         self.at: Position | None = None
         self.next = 0
-        self.frames = self.cut = self.told = self.refused = self.spotted = self.span_frames = 0
+        self.frames = self.cut = self.notified = self.refused = self.spotted = self.span_frames = 0
         self.last: Position | None = None
 
     @property
     def lapped(self) -> int:
         """How often the writer came by and the reader noticed, by whatever sign."""
-        return self.cut + self.told + self.refused + self.spotted
+        return self.cut + self.notified + self.refused + self.spotted
 
     @property
     def is_done(self) -> bool:
@@ -127,7 +127,7 @@ class LappedReader:
         if manners.where:
             path += "&where=" + manners.where.replace(" ", "%20")
         accept = FRAMES_TYPE + (";spans=1" if manners.spans else "")
-        version = "1.1" if manners.ends_are_told else "1.0"
+        version = "1.1" if manners.ends_are_marked else "1.0"
         return (
             f"GET {path} HTTP/{version}\r\nHost: here\r\nConnection: close\r\n"
             f"Accept: {accept}\r\n\r\n"
@@ -155,7 +155,7 @@ class LappedReader:
     async def _take_body(self, connection: socket.socket, received: bytes) -> None:
         loop = asyncio.get_running_loop()
         manners = self.manners
-        body = _Body(chunked=manners.ends_are_told)
+        body = _Body(chunked=manners.ends_are_marked)
         splitter: SpanSplitter | FrameSplitter = (
             SpanSplitter() if manners.spans else FrameSplitter()
         )
@@ -178,7 +178,7 @@ class LappedReader:
                     pause = None
                 received = await loop.sock_recv(connection, manners.receive_bytes)
                 if not received:
-                    self.cut += manners.ends_are_told or splitter.pending_bytes > 0
+                    self.cut += manners.ends_are_marked or splitter.pending_bytes > 0
                     return
         except ReaderOvertaken:
             self.spotted += 1
@@ -197,15 +197,15 @@ class LappedReader:
                 continue
             if frame.op == Op.ERROR:
                 assert b"reader_overtaken" in bytes(frame.after or b"")
-                self.told += 1
+                self.notified += 1
                 continue
             self._take_frame(frame)
         assert self.digest.intdigest() == self.wanted.intdigest()
 
     def _take_frame(self, frame: FrameView) -> None:
-        place = self.truth.place(frame.position)
-        assert place == self.next or (self.at is None and place > self.next)
+        index = self.truth.index(frame.position)
+        assert index == self.next or (self.at is None and index > self.next)
         self.digest.update(as_source_gave(frame.bytes))
-        self.wanted.update(as_source_gave(self.truth.frame(place)))
-        self.at, self.next = frame.position, place + 1
+        self.wanted.update(as_source_gave(self.truth.frame(index)))
+        self.at, self.next = frame.position, index + 1
         self.frames += 1

@@ -39,7 +39,7 @@ class StreamedEvent:
 
 @dataclass
 class Streamed:
-    """What a source has yielded: raw bytes, schemas, the last ``resolved`` and memo."""
+    """What a source has yielded: raw bytes, schemas, the last ``resolved`` and resume state."""
 
     data: bytearray = field(default_factory=bytearray)
     schemas: SchemaSet = field(default_factory=SchemaSet)

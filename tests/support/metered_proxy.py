@@ -19,7 +19,7 @@ class MeteredProxy(FaultyProxy):
 
     Invariants:
         I4. While it counts, no more than a block lies unread in a connection: who is held up
-            finds no more of what was granted when it goes on, and a stream takes nothing from
+            finds no more of what was granted when it resumes, and a stream takes nothing from
             the answer to a question beside it.
     """
 
@@ -60,7 +60,7 @@ class MeteredProxy(FaultyProxy):
             await writer.drain()
 
     def _is_unread(self, writer: asyncio.StreamWriter) -> bool:
-        """Whether something lies in the buffers of a connection, because nobody reads it."""
+        """Whether something lies in the buffers of a connection, because no process reads it."""
         if writer.is_closing():
             return False
         ours, theirs = (writer.get_extra_info(name)[1] for name in ("sockname", "peername"))

@@ -60,11 +60,11 @@ class StoredMirror(Consumer):
 
     def onDataEvent(self, event: Event) -> None:
         key = pickle.dumps(tuple(event.key.values()))
-        place, position = (event.source, key), event.position
-        newest = self._newest.get(place)
+        row_key, position = (event.source, key), event.position
+        newest = self._newest.get(row_key)
         if newest is not None and position < newest:
-            self._fault(f"{place} went back from {newest} to {position} ({self._mode})")
-        self._newest[place] = self._given = position
+            self._fault(f"{row_key} went back from {newest} to {position} ({self._mode})")
+        self._newest[row_key] = self._given = position
         held = self._db.execute(
             "SELECT row FROM state WHERE source = ? AND key = ?", (event.source, key)
         ).fetchone()
@@ -132,7 +132,7 @@ class StoredMirror(Consumer):
 
 def _create(path: Path) -> None:
     """Make the file whole before it has its name: a test may look into it at any moment, and
-    the switch to WAL fails at once if anybody does."""
+    the switch to WAL fails at once if another process does."""
     if path.exists():
         return
     new = path.with_suffix(".new")

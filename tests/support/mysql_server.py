@@ -67,7 +67,7 @@ def mysql_launcher() -> list[str]:
 
 
 def _unpacked() -> str | None:
-    """Where scripts/mysql.sh puts a server if it is not told where."""
+    """Where scripts/mysql.sh puts a server if no folder is given."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     folder = Path(cache, "databus-mysql")
     return str(folder) if (folder / "usr/sbin/mysqld").exists() else None

@@ -17,8 +17,8 @@ UUIDS = (
 )
 
 
-def _points(*places: tuple[float, float]) -> bytes:
-    return b"".join(struct.pack("<dd", *place) for place in places)
+def _points(*points: tuple[float, float]) -> bytes:
+    return b"".join(struct.pack("<dd", *point) for point in points)
 
 
 def _shape(kind: int, count: int, content: bytes) -> bytes:

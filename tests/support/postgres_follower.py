@@ -158,7 +158,7 @@ async def follow(
 ) -> Seen:
     """Stream until ``enough``; the stream is closed then."""
     seen = seen or Seen()
-    seen.resolved = 0  # a new stream tells it anew
+    seen.resolved = 0  # a new stream announces it again
     async with asyncio.timeout(timeout_s * PATIENCE):
         async with contextlib.aclosing(source.stream(after_scn)) as batches:
             async for batch in batches:

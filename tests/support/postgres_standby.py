@@ -12,7 +12,7 @@ import pytest
 from databus.cli.demo.private_servers import PASSWORD, USER, PostgresServer
 from tests.support.waiting import eventually_sync
 
-# Autovacuum commits too, and nobody could say when.
+# Autovacuum commits too, at unknown times.
 OPTIONS = ("autovacuum=off", "hot_standby=on", "wal_keep_size=256MB")
 PHYSICAL_SLOT = "standby"
 

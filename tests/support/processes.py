@@ -117,7 +117,7 @@ class DatabusProcess:
         below = self.descendants()
         for one in below:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.suspend()  # so that nobody starts a child while the others are killed
+                one.suspend()  # so that none starts a child while the others are killed
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for one in below:
@@ -207,7 +207,7 @@ class Processes:
 
 
 def http_status(url: str, timeout_s: float = 10.0 * PATIENCE) -> int | None:
-    """The status of a GET, or None while nobody answers."""
+    """The status of a GET, or None while no server answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return int(answer.status)

@@ -1,6 +1,6 @@
 """What each room exports, as the text that tests/public_names.txt holds still.
 
-``python -m tests.support.public_names > tests/public_names.txt`` writes it anew.
+``python -m tests.support.public_names > tests/public_names.txt`` writes it again.
 """
 
 from __future__ import annotations

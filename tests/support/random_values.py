@@ -182,11 +182,11 @@ def _vector(rng: random.Random, numbers: list[int]) -> bytes:
 def _shape(rng: random.Random, kind: str) -> str:
     """A geometry of the named kind, or a point."""
 
-    def place() -> str:
+    def coordinates() -> str:
         return f"{rng.uniform(-80, 80)!r} {rng.uniform(-80, 80)!r}"
 
     def line() -> str:
-        return "(" + ",".join(place() for _ in range(rng.randint(2, 5))) + ")"
+        return "(" + ",".join(coordinates() for _ in range(rng.randint(2, 5))) + ")"
 
     def ring() -> str:
         return f"((0 0,{rng.randint(1, 9)} 0,{rng.randint(1, 9)} {rng.randint(1, 9)},0 0))"
@@ -197,9 +197,9 @@ def _shape(rng: random.Random, kind: str) -> str:
         "multipoint": line,
         "multilinestring": lambda: f"({line()},{line()})",
         "multipolygon": lambda: f"({ring()},{ring()})",
-        "geometrycollection": lambda: f"(POINT({place()}),LINESTRING{line()})",
+        "geometrycollection": lambda: f"(POINT({coordinates()}),LINESTRING{line()})",
     }
     content = contents.get(kind)
     if content is None:
-        return f"ST_GeomFromText('POINT({place()})', {rng.choice([0, 4326])})"
+        return f"ST_GeomFromText('POINT({coordinates()})', {rng.choice([0, 4326])})"
     return f"ST_GeomFromText('{kind}{content()}')"

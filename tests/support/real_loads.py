@@ -1,6 +1,6 @@
-"""sysbench and pgbench: loads that nobody here wrote, each on a database server of its own.
+"""sysbench and pgbench: loads of other projects, each on a database server of its own.
 
-A load can tell, while it runs, what its tables hold at a moment and which scn that moment has.
+A load reports, while it runs, what its tables hold at a moment and which scn that moment has.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Snapshot:
 
 
 class Load(ABC):
-    """A database server, and a program that works on it until it is told to end."""
+    """A database server, and a program that works on it until the test ends it."""
 
     server: PrivateServer
     sources: list[str]
@@ -141,8 +141,8 @@ class Sysbench(Load):
             cursor = connection.cursor()
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
-            place = {name.lower(): value for name, value in cursor.fetchall()}
-            file, offset = place["binlog_snapshot_file"], place["binlog_snapshot_position"]
+            status = {name.lower(): value for name, value in cursor.fetchall()}
+            file, offset = status["binlog_snapshot_file"], status["binlog_snapshot_position"]
             cursor.execute("SELECT BINLOG_GTID_POS(%s, %s)", (file, int(offset)))
             scn = int(cursor.fetchall()[0][0].rpartition("-")[2])
             columns = ("id", "k", "c", "pad")

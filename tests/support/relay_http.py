@@ -31,7 +31,7 @@ async def problem(
         return answer.status, document
 
 
-def places(found: list[FrameView]) -> list[tuple[int, int, int]]:
+def ops_and_positions(found: list[FrameView]) -> list[tuple[int, int, int]]:
     return [(frame.op, frame.scn, frame.seq) for frame in found]
 
 

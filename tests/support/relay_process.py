@@ -139,9 +139,9 @@ def ring_frames(folder: Path) -> list[FrameView]:
     """Every frame that the ring in ``folder`` holds, each fully checked."""
     with Ring.open_reader(folder) as reader:
         state = reader.snapshot()
-        place, data = state.head, b""
-        while place < state.tail:
-            frames, place = reader.read(place, 1 << 30)
+        ring_position, data = state.head, b""
+        while ring_position < state.tail:
+            frames, ring_position = reader.read(ring_position, 1 << 30)
             data += bytes(frames)
         return list(frame_format.iter_frames(data))
 

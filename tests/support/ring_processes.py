@@ -34,7 +34,7 @@ def true_frames(seed: int) -> Iterator[tuple[Position, bytes]]:
 
 
 def write(folder: Path, ring_bytes: int, seed: int, window_count: int) -> None:
-    """Go on with the stream of ``seed`` behind what the ring has, as a fetcher does."""
+    """Continue the stream of ``seed`` behind what the ring has, as a fetcher does."""
     rng = random.Random()
     writer = Ring.open_writer(folder, ring_bytes, clock="test")
     block = bytearray()
@@ -81,20 +81,20 @@ def read(folder: Path, seed: int, max_bytes: int, last: Position, deadline_s: fl
     reader = Ring.open_reader(folder)
     expected = true_frames(seed)
     position = reader.snapshot().prev
-    place = None
+    ring_position = None
     may_skip = True
     frames_read = overtaken = 0
     give_up_s = time.monotonic() + deadline_s
     while position < last and time.monotonic() < give_up_s:
         try:
-            if place is None:
-                place = reader.find(position)
-            block, place = reader.read(place, max_bytes)
+            if ring_position is None:
+                ring_position = reader.find(position)
+            block, ring_position = reader.read(ring_position, max_bytes)
         except ReaderOvertaken:
-            overtaken, place = overtaken + 1, None
+            overtaken, ring_position = overtaken + 1, None
             continue
         except ScnTooOld:
-            overtaken, place = overtaken + 1, None
+            overtaken, ring_position = overtaken + 1, None
             position, may_skip = reader.snapshot().prev, True
             continue
         for found, frame in split_frames(block):

@@ -6,7 +6,7 @@ prints what happened as JSON; ``write`` and ``read`` are its processes.
 The generator's stream goes through the ring as fast as it can.  For each frame of the true
 stream the writer notes, before it appends it, how many 8-byte words lie before it and their
 rolling hash, in a file that all map.  A reader checks the CRC of every frame, that frames follow
-each other without a gap unless it was told that it fell behind, and the rolling hash of what
+each other without a gap unless it was notified that it fell behind, and the rolling hash of what
 it read against the true stream's.
 """
 
@@ -68,7 +68,7 @@ class Storm:
 
 
 def weighted(words: U64, first: int) -> U64:
-    """Each word times the weight of its place in the true stream."""
+    """Each word times the weight of its index in the true stream."""
     return words * _WEIGHTS[(np.arange(len(words)) + first) % _PERIOD]
 
 
@@ -81,7 +81,7 @@ def number_of(position: Position) -> int:
 
 
 async def write(storm: Storm) -> None:
-    """Go on behind what the ring has, to the end."""
+    """Continue behind what the ring has, to the end."""
     rng = random.Random()
     notes = storm.map_notes("r+")
     url = (
@@ -138,18 +138,18 @@ def read(storm: Storm, kind: str) -> dict[str, int]:
     counts = dict.fromkeys(("frames", "bytes", "overtaken", "skipped_frames"), 0)
     with Ring.open_reader(storm.folder) as reader:
         position, expected = Position(0, 0xFFFFFFFF), 0
-        place: int | None = None
+        ring_position: int | None = None
         while position < last:
             try:
-                if place is None:
-                    place = reader.find(position)
-                block, place = reader.read(place, 1 if kind == "one" else 1 << 16)
+                if ring_position is None:
+                    ring_position = reader.find(position)
+                block, ring_position = reader.read(ring_position, 1 if kind == "one" else 1 << 16)
             except ReaderOvertaken:
-                place = None
+                ring_position = None
                 continue
             except ScnTooOld:
                 counts["overtaken"] += 1
-                position, place = reader.snapshot().prev, None
+                position, ring_position = reader.snapshot().prev, None
                 number = number_of(position) + 1
                 assert number > expected, f"too old, yet {number} was expected at {expected}"
                 counts["skipped_frames"] += number - expected

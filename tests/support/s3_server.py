@@ -45,9 +45,9 @@ class Faults:
 
 
 class S3Server:
-    """The server; each ``place`` is an empty prefix of one bucket.
+    """The server; each ``empty_prefix`` is an empty prefix of one bucket.
 
-    moto keeps one account for all servers of a process, so places are numbered across them.
+    moto keeps one account for all servers of a process, so prefixes are numbered across them.
 
     Owner: the test that started it; ``faults`` may be changed at any time.
     """
@@ -102,7 +102,7 @@ class S3Server:
             }
         )
 
-    def place(self) -> str:
+    def empty_prefix(self) -> str:
         """The URL of an empty prefix."""
         return f"s3://{BUCKET}/place-{next(_numbers)}"
 

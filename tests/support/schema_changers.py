@@ -27,8 +27,8 @@ def command_of(tool: str) -> str:
         how = "it is in Debian's percona-toolkit; scripts/setup.sh percona installs it"
     else:
         cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        place = os.environ.get(GH_OST_VARIABLE) or Path(cache, "databus-gh-ost", "gh-ost")
-        found = shutil.which(str(place))
+        path = os.environ.get(GH_OST_VARIABLE) or Path(cache, "databus-gh-ost", "gh-ost")
+        found = shutil.which(str(path))
         how = "scripts/gh_ost.sh builds it, with Go and access to its module"
     if found is None:
         raise MissingDependency(f"there is no {tool}: {how}")
@@ -53,11 +53,11 @@ def alter(tool: str, server: PrivateServer, database: str, table: str, change: s
     """Run a tool to its end, cut-over included."""
     program = command_of(tool)
     if tool == "pt-online-schema-change":
-        place = f"h=127.0.0.1,P={server.port},u={USER},p={PASSWORD},D={database},t={table}"
+        path = f"h=127.0.0.1,P={server.port},u={USER},p={PASSWORD},D={database},t={table}"
         command = [
             program, "--execute", "--alter", change, "--recursion-method=none",
             "--no-version-check", "--chunk-size=500", "--max-load=Threads_running=500",
-            "--critical-load=Threads_running=900", place,
+            "--critical-load=Threads_running=900", path,
         ]  # fmt: skip
     else:
         command = [

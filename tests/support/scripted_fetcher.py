@@ -61,7 +61,7 @@ def opened(fetcher: Fetcher) -> Intake:
     return fetcher.intake
 
 
-async def told(folder: Path, state: str) -> dict[str, Any]:
+async def status_in(folder: Path, state: str) -> dict[str, Any]:
     """What status.json says once it says this state, which is a moment after it is so."""
     found: dict[str, Any] = {}
 

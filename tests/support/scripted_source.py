@@ -78,7 +78,7 @@ class ScriptedDatabase:
         return scn
 
     def advance(self, scn: int) -> None:
-        """The log has gone on to ``scn``, without anything of ours since the last commit."""
+        """The log has moved on to ``scn``, without anything of ours since the last commit."""
         self.resolved = scn
         self._news.set()
 
@@ -88,7 +88,7 @@ class ScriptedDatabase:
         self._news.set()
 
     def release(self) -> None:
-        """Let a stream that was held after some batches go on."""
+        """Resume a stream that was held after some batches."""
         self.held_after_batches = 1 << 30
         self._news.set()
 
@@ -122,12 +122,12 @@ class ScriptedSource:
         if after_scn < database.forgotten:
             raise SourcePositionLost(f"scn {after_scn} is purged up to {database.forgotten}")
         schemas: tuple[SourceSchema, ...] = (ITEMS,)
-        place = batches = 0
+        index = batches = 0
         while True:
             database._news.clear()
-            while place < len(database.windows):
-                scn, data = database.windows[place]
-                place += 1
+            while index < len(database.windows):
+                scn, data = database.windows[index]
+                index += 1
                 if scn <= after_scn:
                     continue
                 for part in _parts(data, database.batch_bytes):

@@ -51,7 +51,7 @@ class _Initialise:
         self._templates: dict[str, Path] = {}
 
     def method(self) -> Callable[[Any], None]:
-        """What takes the place of the method."""
+        """What replaces the method."""
         return lambda server: self._initialise(server)
 
     def _initialise(self, server: Any) -> None:

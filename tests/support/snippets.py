@@ -86,7 +86,7 @@ def _included(found: re.Match[str]) -> str:
 
 
 def check(snippet: Snippet) -> None:
-    """See to it that a block is right, as far as that can be told without running it."""
+    """Check that a block is right, as far as that can be checked without running it."""
     checker = _CHECKERS.get(snippet.language)
     assert checker is not None, f"{snippet}: a block of the language {snippet.language!r}"
     try:

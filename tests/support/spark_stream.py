@@ -24,7 +24,7 @@ KeyedRows = dict[tuple[Any, ...], dict[str, Any]]
 
 
 class KeyedSink:
-    """Puts each row in the place of the one with its key; what comes again changes nothing.
+    """Replaces the row of the same key by each new one; a repeated row changes nothing.
 
     In the batch ``stalls_in`` it has put half of the rows in when it waits to be killed.
     """
@@ -60,8 +60,8 @@ class KeyedSink:
 
     def rows(self) -> KeyedRows:
         """What the copy holds."""
-        place = self._folder / "rows.parquet"
-        found = pq.read_table(place).to_pylist() if place.exists() else []
+        checkpoint_folder = self._folder / "rows.parquet"
+        found = pq.read_table(checkpoint_folder).to_pylist() if checkpoint_folder.exists() else []
         return {tuple(row[name] for name in self._key): row for row in found}
 
     def batch(self, number: int) -> list[Position]:
@@ -81,12 +81,12 @@ def position_of(row: Mapping[str, Any]) -> Position:
 
 
 def query_to(
-    spark: Any, sink: KeyedSink, options: Mapping[str, str], place: Path, **trigger: Any
+    spark: Any, sink: KeyedSink, options: Mapping[str, str], checkpoint_folder: Path, **trigger: Any
 ) -> Any:
     """A query that begins where its checkpoint stands."""
     stream = spark.readStream.format("databus").options(**options)
     writer = stream.load().writeStream.foreachBatch(sink)
-    return writer.option("checkpointLocation", str(place)).trigger(**trigger).start()
+    return writer.option("checkpointLocation", str(checkpoint_folder)).trigger(**trigger).start()
 
 
 def main() -> None:
@@ -97,8 +97,10 @@ def main() -> None:
         for one in settings["tables"]:
             folder = Path(one["folder"])
             sink = KeyedSink(folder / "sink", tuple(one["key"]), one["stalls_in"])
-            place = folder / "place"
-            query_to(spark, sink, one["options"], place, processingTime="100 milliseconds")
+            checkpoint_folder = folder / "checkpoint"
+            query_to(
+                spark, sink, one["options"], checkpoint_folder, processingTime="100 milliseconds"
+            )
         spark.streams.awaitAnyTermination()
 
 

@@ -146,7 +146,7 @@ class System:
         return stored_rows(self.mirror(name))
 
     def wait_until_equal(self, name: str = "mirror", timeout_s: float = 120.0) -> None:
-        """Return when the consumer's tables are the source's; nobody may write meanwhile."""
+        """Return when the consumer's tables are the source's; no writer may run meanwhile."""
         self.wait_until(self.shop.rows(), name, timeout_s)
 
     def wait_until(self, expected: dict[str, Rows], name: str, timeout_s: float = 120.0) -> None:

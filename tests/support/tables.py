@@ -147,9 +147,9 @@ def address(system: System, table: str) -> TableAddress:
 def state_of(system: System, table: str) -> list[dict[str, Any]]:
     reader = TableReader(address(system, table))
     schema = reader.schema()
-    asked = Range("state", None, reader.target(), reader.clock)
+    whole = Range("state", None, reader.target(), reader.clock)
     decoder = RowDecoder(schema, reader.schema_of)
-    return [row for batch in reader.batches(asked, decoder) for row in batch.to_pylist()]
+    return [row for batch in reader.batches(whole, decoder) for row in batch.to_pylist()]
 
 
 def source_rows(system: System, table: str) -> Rows:

@@ -67,18 +67,18 @@ def outcomes(
         for program in programs
     ]
     words = sorted(memory)
-    place = {word: at for at, word in enumerate(words)}
+    index_of = {word: at for at, word in enumerate(words)}
     done = (1 << len(reader)) - 1
     start: _State = ((0, 0), tuple(memory[word] for word in words), ())
     seen = {start}
-    told: set[tuple[tuple[str, int], ...]] = set()
+    given: set[tuple[tuple[str, int], ...]] = set()
     waiting = [start]
     while waiting:
         state = waiting.pop()
         marks, values, registers = state
         if marks[1] == done:
-            if registers not in told:
-                told.add(registers)
+            if registers not in given:
+                given.add(registers)
                 yield dict(registers)
             continue
         for who in (0, 1):
@@ -89,10 +89,10 @@ def outcomes(
                 next_marks = (marks[0] | bit, marks[1]) if who == 0 else (marks[0], marks[1] | bit)
                 after, got = values, registers
                 if op.what == "store":
-                    at = place[op.word]
+                    at = index_of[op.word]
                     after = (*values[:at], int(op.value), *values[at + 1 :])
                 elif op.what == "load":
-                    got = tuple(sorted((*registers, (str(op.value), values[place[op.word]]))))
+                    got = tuple(sorted((*registers, (str(op.value), values[index_of[op.word]]))))
                 following = (next_marks, after, got)
                 if following not in seen:
                     seen.add(following)

@@ -55,9 +55,9 @@ def split_frames(block: bytes | memoryview) -> list[tuple[Position, bytes]]:
 def read_from(reader: RingReader, position: Position, max_bytes: int = 1 << 20) -> bytes:
     """Everything after ``position``."""
     out = bytearray()
-    place = reader.find(position)
+    ring_position = reader.find(position)
     while True:
-        block, place = reader.read(place, max_bytes)
+        block, ring_position = reader.read(ring_position, max_bytes)
         if not block:
             return bytes(out)
         out += block

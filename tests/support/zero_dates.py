@@ -89,10 +89,10 @@ async def check_zero_dates_as_text(
                     patch.setattr(mysql_chunks, "COMPILED", compiled)
                     dumped = await _paged(source, name, len(expected) + 1)
                 assert dumped == {key: schema.encode_row(row) for key, row in rows.items()}
-            asked = await source.read_chunk(
+            chunk = await source.read_chunk(
                 ChunkRequest(name, 10, keys=[[texts[0], 1], [texts[1], 7]])
             )
-            assert (len(asked.rows), asked.missing) == (1, [[texts[1], 7]])
+            assert (len(chunk.rows), chunk.missing) == (1, [[texts[1], 7]])
     finally:
         await source.close()
 

@@ -1,4 +1,4 @@
-"""The server over HTTP: what it answers, what it refuses, where a reader goes on."""
+"""The server over HTTP: what it answers, what it refuses, where a reader resumes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ async def test_a_reader_whose_filter_takes_nothing_is_brought_to_the_end(bench: 
         query: dict[str, Any] = {"scn": since, "partition": "mod:1000003:7", "max_bytes": 8000}
         data = await bench.frames(**query)
         found = {one.op for one in iter_frames(data)}
-        assert found <= {Op.CHECKPOINT, Op.TRUNCATE, Op.END_OF_WINDOW}, "a truncate is everybody's"
+        assert found <= {Op.CHECKPOINT, Op.TRUNCATE, Op.END_OF_WINDOW}, (
+            "a truncate is sent with every filter"
+        )
         assert checkpoints_in(data)[-1] == OnlineCheckpoint("shop", CLOCK, bench.history.position)
         assert len(data) < unfiltered / 4
 
@@ -344,19 +346,19 @@ async def test_a_lost_manifest_is_reported_and_no_state_is_made_without_it(
     reason = f"the log has dropped everything up to {bench.history.position} "
     for path in ("bootstrap", "snapshot", "changes"):
         query = {"scn": START.scn} if path == "bootstrap" else {}
-        for asked in ({}, query):
-            status, problem = await bench.get(f"/v1/shop/{path}", **asked)
+        for parameters in ({}, query):
+            status, problem = await bench.get(f"/v1/shop/{path}", **parameters)
             assert (status, problem["code"]) == (500, "store_error"), path
             assert problem["detail"].startswith(reason)
     _, status = await bench.get("/v1/status")
     _, databases = await bench.get("/v1/databases")
     _, sources = await bench.get("/v1/shop/sources")
-    for told in (*status["databases"], *databases["databases"], sources):
-        assert told["state"] == "failing"
-        assert told["error"].startswith(reason)
+    for shown in (*status["databases"], *databases["databases"], sources):
+        assert shown["state"] == "failing"
+        assert shown["error"].startswith(reason)
     bench.store.manifest_path.write_bytes(newest)
-    (told,) = (await bench.get("/v1/status"))[1]["databases"]
-    assert (told["state"], "error" in told) == ("seeded", False)
+    (shown,) = (await bench.get("/v1/status"))[1]["databases"]
+    assert (shown["state"], "error" in shown) == ("seeded", False)
     assert State().apply_all([await bench.frames()]).rows == bench.truth().rows
 
 

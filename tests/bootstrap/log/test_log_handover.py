@@ -1,4 +1,4 @@
-"""A manifest that lacks what the log has dropped: everybody refuses it, and nothing is deleted."""
+"""A manifest that lacks what the log has dropped: every process refuses it and deletes nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from databus.common.storage.bucket import open_bucket
 from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.bootstrap.runs.test_s3_store import merged
 
-NOBODY: Any = SimpleNamespace(newSession=lambda: None)
-"""In the place of Spark: an applier that refuses does not come to it."""
+NO_SPARK: Any = SimpleNamespace(newSession=lambda: None)
+"""Stands in for Spark: an applier that refuses does not come to it."""
 
 
 class Bench:
@@ -91,8 +91,8 @@ def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     stores = [Store(tmp_path / "shop"), Store(tmp_path / "elsewhere")]
     if request.param == "s3":
         server = request.getfixturevalue("s3")
-        places = [open_bucket(server.place(), server.options()) for _ in stores]
-        stores = [Store(S3Storage(*place)) for place in places]
+        buckets = [open_bucket(server.empty_prefix(), server.options()) for _ in stores]
+        stores = [Store(S3Storage(*bucket)) for bucket in buckets]
     bench = Bench(tmp_path / "shop", *stores)
     yield bench
     segments.finish(bench.log, bench.store, 1)
@@ -111,7 +111,7 @@ def test_writer_server_and_applier_refuse_by_name_and_resume_when_it_is_put_back
     if what != "elsewhere":
         put_manifest(store, bench.older if what == "older" else None)
     before = bench.log.state()
-    asking: list[Callable[[], Any]] = [
+    requests: list[Callable[[], Any]] = [
         lambda: segments.finish(bench.log, store, 9),
         lambda: segments.seal(bench.log, store, 9),
         lambda: bench.stream(store),
@@ -119,13 +119,13 @@ def test_writer_server_and_applier_refuse_by_name_and_resume_when_it_is_put_back
         lambda: at_time(store, bench.log, 1),
     ]
     if what != "elsewhere":  # Without the log there is nothing to see, and nothing to delete.
-        asking.append(lambda: Applier(store, NOBODY).apply())
-        asking.append(lambda: store.sweep("cs"))
+        requests.append(lambda: Applier(store, NO_SPARK).apply())
+        requests.append(lambda: store.sweep("cs"))
         assert any("Restore the newest" in one for one in store.check())
     upto = str(before.start)
-    for ask in asking:
+    for request in requests:
         with pytest.raises(StoreError, match="Restore the newest manifest") as error:
-            ask()
+            request()
         assert f"everything up to {upto}" in error.value.message
         assert f"{store.url}/manifest.json" in error.value.message
         assert ("is not there" in error.value.message) == (what != "older")
@@ -136,7 +136,7 @@ def test_writer_server_and_applier_refuse_by_name_and_resume_when_it_is_put_back
 
 
 def test_an_older_manifest_whose_runs_are_gone_deletes_none_of_the_newer(bench: Bench) -> None:
-    """It reaches as far as the newest: the log cannot tell them apart."""
+    """It reaches as far as the newest: the log cannot distinguish them."""
     segments.seal(bench.log, bench.store, 1)
     older, chain = manifest_of(bench.store), bench.store.read().chain
     run = merged(bench.store, Merge(chain, RunKind.DELTA))
@@ -145,7 +145,7 @@ def test_an_older_manifest_whose_runs_are_gone_deletes_none_of_the_newer(bench: 
     newest = manifest_of(bench.store)
     put_manifest(bench.store, older)
     with pytest.raises(StoreError, match=rf"names {chain[0].id}.*1 runs that it does not name"):
-        Applier(bench.store, NOBODY).apply()
+        Applier(bench.store, NO_SPARK).apply()
     assert bench.store.storage.run_ids() == [run.id]
     put_manifest(bench.store, newest)
     assert bench.store.sweep("c") == []
@@ -156,7 +156,7 @@ def test_merged_runs_without_a_manifest_are_retained_though_nothing_was_noted(be
     put_manifest(bench.store, None)
     bench.store.storage.delete_note(DROPPED)
     with pytest.raises(StoreError, match="is missing, while there are 1 runs"):
-        Applier(bench.store, NOBODY).apply()
+        Applier(bench.store, NO_SPARK).apply()
     assert bench.store.storage.run_ids() == ids
     put_manifest(bench.store, newest)
 

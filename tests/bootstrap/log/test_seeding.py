@@ -90,7 +90,7 @@ class Relay:
     """What a seeder asks of a relay whose stream stands at 9000."""
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.requested: list[list[str]] = []
         self.readers: list[Position] = []
         self.answers: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
@@ -102,9 +102,9 @@ class Relay:
     async def start_dump(
         self, database: str, sources: list[str], reader: Position
     ) -> dict[str, Any]:
-        self.asked.append(list(sources))
+        self.requested.append(list(sources))
         self.readers.append(reader)
-        return {"id": str(len(self.asked))}
+        return {"id": str(len(self.requested))}
 
     async def dump(
         self, database: str, dump: str, reader: Position, *, resume: bool = False
@@ -166,13 +166,13 @@ async def test_no_dump_is_requested_before_the_log_has_come_to_where_the_stream_
     seeder, relay = seeder_of(log)
     for _ in range(3):
         assert not await seeder.step()
-    assert relay.asked == []
+    assert relay.requested == []
     log.advance(Position(8999, 3))
     await seeder.step()
-    assert relay.asked == []
+    assert relay.requested == []
     log.advance(Position(9000, 0))
     await seeder.step()
-    assert relay.asked == [[f"shop.{table}" for table in TABLES]]
+    assert relay.requested == [[f"shop.{table}" for table in TABLES]]
 
 
 async def test_sources_are_dumped_together_and_by_themselves_after_a_failure(log: HotLog) -> None:
@@ -182,7 +182,7 @@ async def test_sources_are_dumped_together_and_by_themselves_after_a_failure(log
     for _ in range(4):
         await seeder.step()
     every = [f"shop.{table}" for table in TABLES]
-    assert relay.asked == [every, *([name] for name in every)]
+    assert relay.requested == [every, *([name] for name in every)]
     assert {one["tries"] for one in seeder.states().values()} == {2}
 
 
@@ -200,8 +200,10 @@ async def test_a_dump_reads_how_far_the_log_is_and_continues_when_it_had_to_wait
     for position in at:
         log.advance(position)
         await seeder.step()
-    assert relay.readers == [*at, at[-1]], "told when it was asked for, at each look, to go on"
-    assert len(relay.asked) == 1
+    assert relay.readers == [*at, at[-1]], (
+        "its reader is sent with the request, with each look, and to continue"
+    )
+    assert len(relay.requested) == 1
     assert {(one["state"], one["rows"]) for one in seeder.states().values()} == {(DUMPING, 5)}
     await seeder.give_up()
     assert relay.cancelled == ["1"]
@@ -222,7 +224,7 @@ async def test_all_tables_that_a_dump_could_not_read_are_retried_by_themselves(
     for _ in range(2):
         await seeder.step()
     every = [f"shop.{table}" for table in TABLES]
-    assert relay.asked == [every, ["shop.bad"], ["shop.good"], ["shop.later"]]
+    assert relay.requested == [every, ["shop.bad"], ["shop.good"], ["shop.later"]]
     states = seeder.states()
     assert [states[name]["error"] for name in unread] == list(unread.values())
 

@@ -105,7 +105,7 @@ def test_a_round_ends_though_segments_come_as_fast_as_they_are_merged(
 
     def overtaken(applier: Applier, *arguments: Any) -> list[str]:
         """A merge in which the log writer seals the next segment."""
-        assert len(bench.blocks) < 6, "the round goes on and on"
+        assert len(bench.blocks) < 6, "the round never ends"
         bench.segment(2)
         return write(applier, *arguments)
 
@@ -254,7 +254,7 @@ async def test_a_second_applier_waits_and_takes_over_when_the_first_is_killed(
     assert await first.stdout.readline() == b"held\n"
 
     class FirstMerge(Exception):
-        """Ends an applier that otherwise goes on for ever."""
+        """Ends an applier that otherwise runs for ever."""
 
     def report(name: str, record: object) -> None:
         raise FirstMerge
@@ -306,8 +306,8 @@ def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark
 def test_a_merge_that_s3_refuses_is_reported_with_what_to_do_about_s3(
     cause: Exception, error: type[StoreError]
 ) -> None:
-    told = applier_module._naming_runs(Merge((), RunKind.DELTA))
-    with pytest.raises(StoreError, match=r"merging .* failed") as refused, told:
+    naming = applier_module._naming_runs(Merge((), RunKind.DELTA))
+    with pytest.raises(StoreError, match=r"merging .* failed") as refused, naming:
         raise cause
     assert type(refused.value) is error
 
@@ -329,7 +329,7 @@ def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object)
 def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue(
     bench: Bench, spark: object, where: str
 ) -> None:
-    """The same place in the kernel refuses to extend Spark's files (RLIMIT_FSIZE)."""
+    """The same code of the kernel refuses to extend Spark's files (RLIMIT_FSIZE)."""
     assert SparkContext._gateway is not None
     java: int = SparkContext._gateway.proc.pid
     rng = random.Random(5)

@@ -25,7 +25,7 @@ PROGRAM = "from databus.cli.main import app; app()"
 CONFIG = """
 [bootstrap]
 data_dir = "{folder}/data"
-store = "{place}"
+store = "{store_url}"
 segment_bytes = "4KiB"
 retention_bytes = "1GiB"
 spark_master = "{master}"
@@ -51,9 +51,9 @@ def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
 def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
     tmp_path: Path, cluster: SparkCluster, s3: S3Server
 ) -> None:
-    place = s3.place()
+    store_url = s3.empty_prefix()
     file = tmp_path / "databus.toml"
-    text = CONFIG.format(folder=tmp_path, place=place, master=cluster.url, endpoint=s3.url)
+    text = CONFIG.format(folder=tmp_path, store_url=store_url, master=cluster.url, endpoint=s3.url)
     file.write_text(text)
     section = configuration.load(file).bootstrap
     assert section is not None

@@ -85,7 +85,7 @@ def test_what_a_living_process_has_is_left_to_it(tmp_path: Path) -> None:
     assert names(tmp_path) == {LOCK}
 
 
-def test_a_folder_without_a_lock_is_nobodys(tmp_path: Path) -> None:
+def test_a_folder_without_a_lock_has_no_owner(tmp_path: Path) -> None:
     (tmp_path / FOLDER / "applier-1" / "spark-2").mkdir(parents=True)
     sweep(tmp_path)
     assert names(tmp_path) == {LOCK}

@@ -189,7 +189,7 @@ async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is
             wait_process_gone(one.pid, 20.0)
 
 
-KILLED_AT_ONCE = "killed before it reads what it is told"
+KILLED_AT_ONCE = "killed before it reads its settings"
 NOT_STARTED = "not started at all"
 NO_THREAD = "started, but there is no thread to follow it"
 
@@ -198,9 +198,9 @@ NO_THREAD = "started, but there is no thread to follow it"
 def test_an_applier_that_does_not_come_up_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: str
 ) -> None:
-    # A child that says what it was told and lives until its stdin ends.
-    told = tmp_path / "told"
-    code = f"import sys; open({str(told)!r}, 'wb').write(sys.stdin.buffer.readline())"
+    # A child that stores what it was sent and lives until its stdin ends.
+    received = tmp_path / "received"
+    code = f"import sys; open({str(received)!r}, 'wb').write(sys.stdin.buffer.readline())"
     monkeypatch.setattr(bootstrap_processes, "APPLIER_CHILD", f"{code}; sys.stdin.buffer.read()")
     monkeypatch.setattr(bootstrap_processes, "APPLIER_RESTART_S", 0.01)
     begin = asyncio.create_subprocess_exec
@@ -211,7 +211,7 @@ def test_an_applier_that_does_not_come_up_is_started_again(
         if len(started) < 3:
             started[-1].kill()
             await started[-1].wait()
-            await asyncio.sleep(0)  # in which the loop sees that nobody reads
+            await asyncio.sleep(0)  # in which the loop notices that there is no reader
             if fate is NOT_STARTED:
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
             if fate is NO_THREAD:
@@ -229,12 +229,14 @@ def test_an_applier_that_does_not_come_up_is_started_again(
         with monkeypatch.context() as patch:
             if fate is NO_THREAD:
                 patch.setattr(asyncio, "to_thread", refuse)
-            await eventually(lambda: keeping.done() or (told.exists() and told.read_bytes()), 20.0)
+            await eventually(
+                lambda: keeping.done() or (received.exists() and received.read_bytes()), 20.0
+            )
         stop.set()
         await asyncio.wait_for(keeping, 10 * PATIENCE)
 
     bootstrap_processes._run(body)  # with the event loop that the real process has
-    assert json.loads(told.read_bytes()) == {"secret_key": "", "session_token": ""}
+    assert json.loads(received.read_bytes()) == {"secret_key": "", "session_token": ""}
     assert len(started) == 3
     assert started[-1].returncode == -signal.SIGTERM
 
@@ -336,7 +338,7 @@ def test_an_applier_of_many_rounds_outlives_a_store_that_is_away(
     answers: list[Exception] = [away, OSError(errno.EMFILE, "Too many open files")]
 
     class NextRound(Exception):
-        """Ends an applier that otherwise goes on for ever."""
+        """Ends an applier that otherwise runs for ever."""
 
     def begun(stores: Stores) -> dict[str, Store]:
         raise answers.pop(0) if answers else NextRound

@@ -312,7 +312,7 @@ async def test_a_gap_is_not_undone_by_a_reader_that_follows_a_dump_which_it_has_
 ) -> None:
     """The dump's answer comes just when the gap has been written down."""
     source, oldest = "shop.orders", Position(10, 0)
-    asked, recorded, answered = asyncio.Event(), asyncio.Event(), threading.Event()
+    requested, recorded, answered = asyncio.Event(), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     cancelled: list[str] = []
 
@@ -325,7 +325,7 @@ async def test_a_gap_is_not_undone_by_a_reader_that_follows_a_dump_which_it_has_
             cancelled.append(dump)
 
         async def dump(self, database: str, dump: str, reader: Position) -> dict[str, Any]:
-            asked.set()
+            requested.set()
             try:
                 await recorded.wait()
                 return {"state": "completed", "end": {"scn": 40, "seq": 0}, "rows": 3}
@@ -342,7 +342,7 @@ async def test_a_gap_is_not_undone_by_a_reader_that_follows_a_dump_which_it_has_
 
     async def reading() -> None:
         nonlocal oldest
-        await asked.wait()
+        await requested.wait()
         oldest = Position(50, 0)
         raise ScnTooOld("the ring has turned")
 
@@ -358,7 +358,7 @@ async def test_a_gap_is_not_undone_by_a_reader_that_follows_a_dump_which_it_has_
         await writer._follow(Relay())
         assert [gap.stop for gap in log_gaps.gaps_of(writer.log)] == [oldest]
         assert seeding_of(writer.log) == {source: {"state": "unseeded"}}, "its rows are lost"
-        assert cancelled == ["d1"], "nobody needs the rest"
+        assert cancelled == ["d1"], "the rest is not needed"
     finally:
         logs.close()
 
@@ -367,7 +367,7 @@ async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the next start would take the segment for one that a killed writer has left."""
-    begun, go_on = asyncio.Event(), threading.Event()
+    begun, resume = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     class Relay:
@@ -385,7 +385,7 @@ async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
 
     def switching(change: Callable[[Manifest], Manifest]) -> Manifest:
         loop.call_soon_threadsafe(begun.set)
-        assert go_on.wait(20)
+        assert resume.wait(20)
         return switch(change)
 
     writer = LogWriter(BootstrapConfig(data_dir=tmp_path, relays=("",)), "shop", logs, store)
@@ -401,7 +401,7 @@ async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
             following.cancel()
         assert not following.done()
     finally:
-        go_on.set()
+        resume.set()
         await asyncio.wait({following})
         logs.close()
     log = HotLog(tmp_path / "shop" / "log")
@@ -486,8 +486,8 @@ async def test_a_store_that_cannot_be_had_ends_the_start_and_later_only_waits(
     monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
     monkeypatch.setattr(writer_module, "SEEDED_POLL_S", 0.01)
     monkeypatch.setattr(LogWriter, "_follow", follow)
-    in_its_place = tmp_path / "late"
-    in_its_place.touch()
+    blocking_file = tmp_path / "late"
+    blocking_file.touch()
     config, logs, stop = BootstrapConfig(data_dir=tmp_path), OpenLogs(writes=True), asyncio.Event()
     server = BootstrapServer(config, logs)
 
@@ -505,9 +505,9 @@ async def test_a_store_that_cannot_be_had_ends_the_start_and_later_only_waits(
         served.append("late")
         await eventually(lambda: writing.done() or words_of("late").get("state") == "failing")
         assert not writing.done()
-        assert f"store_error: {in_its_place}" in words_of("late")["error"]
+        assert f"store_error: {blocking_file}" in words_of("late")["error"]
         assert words_of("gen")["state"] == "running"
-        in_its_place.unlink()
+        blocking_file.unlink()
         await eventually(lambda: following == ["gen", "late"])
         assert words_of("late")["state"] == "running"
     finally:

@@ -1,4 +1,4 @@
-"""Pieces that go to the socket as they lie: whole, in order, and to nobody who has gone."""
+"""Pieces that go to the socket without a copy: whole, in order, and to no reader that has gone."""
 
 from __future__ import annotations
 

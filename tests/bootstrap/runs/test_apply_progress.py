@@ -43,16 +43,16 @@ def test_tasks_are_shown_while_they_run_and_at_their_end_well_or_not(
     assert applier_document(storage) == {"state": "unknown"}
     done = 1
 
-    def told(count: int) -> None:
+    def wait_until_noted(count: int) -> None:
         eventually_sync(
             lambda: applier_document(storage).get("tasks_done") == count, 30.0, "the note is new"
         )
         assert (metrics("applier_tasks_done"), metrics("applier_tasks")) == (count, 4)
 
     with progress.merging(WHAT, lambda: (done, 4)):
-        told(1)
+        wait_until_noted(1)
         done = 3
-        told(3)
+        wait_until_noted(3)
         assert WHAT.items() <= applier_document(storage).items()
         assert metrics("applier_failed") == 0
     words = [record.getMessage() for record in caplog.records]

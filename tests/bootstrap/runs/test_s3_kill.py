@@ -1,7 +1,7 @@
 """SIGKILL at the steps of seal, manifest switch, merge and collection of a store on S3.
 
 As in ``test_bootstrap_kill``, but what the child leaves behind lies in a bucket: files that
-nobody names, leases that nobody gave up.
+no manifest names, leases that no holder gave up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
 VARIABLES = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
 
 
-def on_s3(place: str) -> Store:
+def on_s3(store_url: str) -> Store:
     """The store, its options from the environment."""
-    return open_store(place, BootstrapConfig(s3=S3Options(region="us-east-1", lease_ttl=60)))
+    return open_store(store_url, BootstrapConfig(s3=S3Options(region="us-east-1", lease_ttl=60)))
 
 
 def write(folder: Path, store: Store) -> None:
@@ -63,13 +63,13 @@ def merge(folder: Path, store: Store) -> None:
 ACTIONS = {"write": write, "merge": merge}
 
 
-def run_child(server: S3Server, place: str, folder: Path, action: str, step: str) -> int:
+def run_child(server: S3Server, store_url: str, folder: Path, action: str, step: str) -> int:
     """Do ``action`` in a process of its own, dying at ``step``."""
     environment = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT)}
     environment["AWS_ENDPOINT_URL"] = server.url
     environment[failpoints.VARIABLE] = step
     child = subprocess.run(
-        [sys.executable, __file__, action, str(folder), place],
+        [sys.executable, __file__, action, str(folder), store_url],
         env=environment,
         cwd=ROOT,
         capture_output=True,
@@ -111,19 +111,19 @@ def test_killed_at_any_step_it_resumes_without_loss(
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
-    place = s3.place()
-    store = on_s3(place)
+    store_url = s3.empty_prefix()
+    store = on_s3(store_url)
     if action == "merge":
         write(tmp_path, store)
-    killed = run_child(s3, place, tmp_path, action, step)
+    killed = run_child(s3, store_url, tmp_path, action, step)
     assert killed == -signal.SIGKILL, f"{step} was never reached"
     assert_whole(tmp_path, store)
     if step == "merge.files_written":
         orphans = set(store.storage.run_ids())
-        assert run_child(s3, place, tmp_path, action, "sweep.one_deleted") == -signal.SIGKILL
+        assert run_child(s3, store_url, tmp_path, action, "sweep.one_deleted") == -signal.SIGKILL
         assert len(orphans - set(store.storage.run_ids())) == 1
         assert_whole(tmp_path, store)
-    ACTIONS[action](tmp_path, on_s3(place))
+    ACTIONS[action](tmp_path, on_s3(store_url))
     assert_whole(tmp_path, store)
     assert set(store.storage.run_ids()) == {run.id for run in store.read().runs}
 

@@ -42,7 +42,7 @@ class OnS3:
     """A database whose runs lie on S3, with its log here."""
 
     def __init__(self, folder: Path, server: S3Server, **options: object) -> None:
-        self.place = server.place()
+        self.store_url = server.empty_prefix()
         self.options = server.options(**options)
         self.store = self.another()
         self.log = HotLog(folder / "log")
@@ -52,7 +52,7 @@ class OnS3:
 
     def another(self) -> Store:
         """The same store, opened again."""
-        bucket, prefix = open_bucket(self.place, self.options)
+        bucket, prefix = open_bucket(self.store_url, self.options)
         return Store(S3Storage(bucket, prefix))
 
     def write(self, windows: int = 6) -> None:
@@ -73,7 +73,7 @@ class OnS3:
         self.log.check()
 
     def merge(self) -> None:
-        """What the applier does around Spark: a delta in the place of the chain."""
+        """What the applier does around Spark: a delta that replaces the chain."""
         self.store.sweep("c")
         chain = self.store.read().chain
         if len(chain) > 1:
@@ -124,7 +124,7 @@ def shop(tmp_path: Path, s3: S3Server) -> Iterator[OnS3]:
 def test_folders_of_two_servers_of_a_process_are_separate(s3: S3Server) -> None:
     another = S3Server()
     try:
-        assert s3.place() != another.place()
+        assert s3.empty_prefix() != another.empty_prefix()
     finally:
         another.close()
 
@@ -226,7 +226,7 @@ def test_an_answer_slower_than_the_time_out_is_an_error_and_not_the_end(
         segments.seal(shop.log, shop.store, 1)
     s3.faults = Faults()
     shop.assert_whole()
-    # What was asked for may have been done meanwhile: finishing tells.
+    # The request may have been carried out meanwhile: finishing shows it.
     segments.finish(shop.log, shop.store, 1)
     segments.seal(shop.log, shop.store, 1)
     shop.assert_whole()
@@ -284,7 +284,7 @@ def test_one_lease_at_a_time_and_its_owner_takes_it_up_again(shop: OnS3) -> None
             pass
     with other.lease("applier") as lease:
         assert lease.number == 2, "one that was given up is free at once"
-    bucket, prefix = open_bucket(shop.place, shop.options)
+    bucket, prefix = open_bucket(shop.store_url, shop.options)
     killed = S3Lease(bucket, f"{prefix}writer.lease", "writer", "log-1")
     with other.lease("writer", owner="log-1") as lease:
         assert lease.number == killed.number + 1
@@ -365,7 +365,7 @@ def test_a_holder_that_stopped_renewing_is_replaced_and_can_write_nothing_more(
         shop.write()
         segments.seal(shop.log, shop.store, 1)
     chain = shop.store.read().chain
-    name, prefix = split_url(shop.place)
+    name, prefix = split_url(shop.store_url)
     bucket = NoRenewals(name, shop.options)
     slept_s = 0.0
     stuck = Store(S3Storage(bucket, prefix, lambda: time.monotonic() - slept_s))
@@ -396,25 +396,29 @@ def test_a_holder_that_stopped_renewing_is_replaced_and_can_write_nothing_more(
 def test_the_configuration_names_where_the_stores_are(
     tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = s3.place()
+    store_url = s3.empty_prefix()
     options = s3.options()
-    section = {"data_dir": str(tmp_path), "store": place, "s3": options.model_dump(mode="python")}
+    section = {
+        "data_dir": str(tmp_path),
+        "store": store_url,
+        "s3": options.model_dump(mode="python"),
+    }
     stores = Stores(BootstrapConfig.model_validate(section))
     assert stores.begun() == {}
     stores.store("shop").switch(lambda manifest: manifest)
     begun = stores.begun()
-    assert {name: store.url for name, store in begun.items()} == {"shop": f"{place}/shop"}
+    assert {name: store.url for name, store in begun.items()} == {"shop": f"{store_url}/shop"}
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    assert open_store(f"{place}/shop").read().version == 1, "all of it from the environment"
+    assert open_store(f"{store_url}/shop").read().version == 1, "all of it from the environment"
     for bad in ("ftp://bucket/x", "s3://", "s3:///x"):
         with pytest.raises(ConfigError, match="is not of the form s3://bucket/prefix"):
             split_url(bad)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
     with pytest.raises(ConfigError, match="endpoint 'nowhere'"):
-        open_store(place)
+        open_store(store_url)
 
 
 def test_a_manifest_on_s3_that_is_damaged_is_refused(shop: OnS3) -> None:

@@ -28,7 +28,7 @@ PACE = Pace(idle_window_s=0.1, status_s=0.02, source_status_s=0.05)
 
 
 class FetcherPeer(HttpPeer):
-    """What a verifier asks of a relay, asked of a fetcher's socket."""
+    """What a verifier requests of a relay, requested from a fetcher's socket."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("http://fetcher", "shop")

@@ -113,8 +113,8 @@ def test_consumers_of_lmdb_are_shown_and_rewound_by_name(databus: Any, tmp_path:
         ("one", 5),
         ("other", 7),
     ]
-    nameless = databus("checkpoint", "rewind", tmp_path, "--to", "6")
-    assert nameless.code == 2
+    unnamed = databus("checkpoint", "rewind", tmp_path, "--to", "6")
+    assert unnamed.code == 2
     assert databus("checkpoint", "rewind", tmp_path, "--to", "6", "--consumer", "other").code == 0
     with contextlib.closing(LmdbCheckpoints(tmp_path, "other")) as store:
         assert store.load() == OnlineCheckpoint("shop", CLOCK, Position(6))

@@ -78,7 +78,7 @@ def on_s3(system: System, s3: S3Server, tmp_path: Path) -> Callable[..., OnS3]:
     def make(more: str) -> OnS3:
         file = tmp_path / "s3.toml"
         file.write_text(system.config.read_text() + more)
-        return OnS3(s3, s3.place(), file, tmp_path)
+        return OnS3(s3, s3.empty_prefix(), file, tmp_path)
 
     return make
 
@@ -233,7 +233,7 @@ def tables_of(form: str, bucket: Bucket, prefix: str) -> Callable[..., OpenTable
 def test_of_two_exports_at_once_the_second_is_refused_and_harms_nothing(
     s3: S3Server, form: str
 ) -> None:
-    bucket, prefix = open_bucket(s3.place(), s3.options())
+    bucket, prefix = open_bucket(s3.empty_prefix(), s3.options())
     opened = tables_of(form, bucket, prefix)
 
     def put(table: OpenTable, scn: int, *ids: int) -> None:
@@ -288,11 +288,13 @@ def test_an_unusable_export_target_is_reported_in_one_line(
     reached = section(s3, "export.s3")
     assert "there is no bucket 'nowhere' at http" in refused("s3://nowhere/lake", reached)
     stranger = section(s3, "export.s3", access_key="stranger")
-    assert "refuses the credentials: InvalidAccessKeyId" in refused(s3.place(), stranger)
+    assert "refuses the credentials: InvalidAccessKeyId" in refused(s3.empty_prefix(), stranger)
     assert "--to is a folder or s3://" in refused("gs://bucket/lake", reached)
-    assert "did you mean endpoint?" in refused(s3.place(), reached.replace("endpoint", "endpont"))
-    nobody_there = section(s3, "export.s3", endpoint="http://127.0.0.1:9", attempts=1)
-    assert "Could not connect to the endpoint" in refused(s3.place(), nobody_there)
+    assert "did you mean endpoint?" in refused(
+        s3.empty_prefix(), reached.replace("endpoint", "endpont")
+    )
+    no_server = section(s3, "export.s3", endpoint="http://127.0.0.1:9", attempts=1)
+    assert "Could not connect to the endpoint" in refused(s3.empty_prefix(), no_server)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
@@ -300,7 +302,7 @@ def test_an_unusable_export_target_is_reported_in_one_line(
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(system.folder / "none"))
     anonymous = f'[export.s3]\nendpoint = "{s3.url}"\nregion = "us-east-1"\n'
-    assert "there are no credentials for S3" in refused(s3.place(), anonymous)
+    assert "there are no credentials for S3" in refused(s3.empty_prefix(), anonymous)
 
 
 def test_a_catalog_that_cannot_be_opened_is_reported_without_its_secrets(tmp_path: Path) -> None:

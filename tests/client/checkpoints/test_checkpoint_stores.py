@@ -162,7 +162,7 @@ def test_kill_9_at_any_step_of_a_save_leaves_the_old_or_the_new_checkpoint(tmp_p
         found.append(loaded)
         store.save(at(9))
         store.close()
-        assert store.load() == at(9), "a consumer goes on after it"
+        assert store.load() == at(9), "a consumer resumes after it"
         store.close()
     assert codes.count(-9) >= 8
     assert at(3) in found

@@ -180,12 +180,12 @@ async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_th
         async def onEndDataEventSequence(self, window: Any) -> None:
             if window.scn == 2:
                 first.set()
-                await some_turns()
+                await loop_iterations()
 
         async def onCheckpoint(self, checkpoint: Any) -> None:
             checkpoints.append((checkpoint.position.scn, list(delivered)))
             second.set()
-            await some_turns()
+            await loop_iterations()
 
     async with serving(make(Failing(), server.url, dispatch="across_windows", workers=2)):
         await eventually(lambda: checkpoints and checkpoints[-1][0] == 2)
@@ -193,7 +193,7 @@ async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_th
     assert checkpoints == [(1, [1]), (2, [1, 2])]
 
 
-async def some_turns() -> None:
+async def loop_iterations() -> None:
     """Turns of the loop in which what can run does."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -305,7 +305,7 @@ def test_a_stream_that_is_killed_resumes_though_its_batch_was_merged_meanwhile(
     write_segments(system, 1)
     for _ in range(2):  # the batches that were killed, then what came since
         queries = [
-            query_to(spark, sink, read_options[table], tmp_path / table / "place", once=True)
+            query_to(spark, sink, read_options[table], tmp_path / table / "checkpoint", once=True)
             for table, sink in sinks.items()
         ]
         for query in queries:

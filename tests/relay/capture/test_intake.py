@@ -242,7 +242,7 @@ def test_a_dump_window_whose_rest_no_parent_has_is_closed_or_dropped(
     assert intake.complete == Position(12, 1)
     ends = [view.position for view in frames(intake) if view.op == Op.END_OF_WINDOW]
     if row_count == 1:
-        assert ends == [Position(11, 1), Position(12, 1)], "nobody had seen the row"
+        assert ends == [Position(11, 1), Position(12, 1)], "no reader had seen the row"
     else:
         assert [end.scn for end in ends] == [11, 11, 12]
 

@@ -215,8 +215,8 @@ def test_a_column_that_comes_in_mid_stream_falls_under_the_same_patterns() -> No
     rewriter.batch(Batch(block(CUSTOMERS, ROW), (CUSTOMERS,)))
     batch = rewriter.batch(Batch(window.end(), (wider,)))
     change, insert, _ = frame_format.iter_frames(batch.data)
-    told = SourceSchema.from_json(json.loads(bytes(change.after or b"")))
-    assert told == CUSTOMERS == batch.schemas[0]
+    restored = SourceSchema.from_json(json.loads(bytes(change.after or b"")))
+    assert restored == CUSTOMERS == batch.schemas[0]
     assert change.schema_fp == insert.schema_fp == CUSTOMERS.fingerprint
     assert b"4111" not in batch.data and b"card" not in batch.data
 
@@ -227,13 +227,13 @@ def test_a_stream_that_is_read_again_in_other_pieces_gives_the_same_bytes(
     cut: int, other: int
 ) -> None:
     data = b"".join(block(CUSTOMERS, ROW, scn=scn) for scn in range(1, 4))
-    places = [0, *(view.offset for view in frame_format.iter_frames(data)), len(data)]
+    offsets = [0, *(view.offset for view in frame_format.iter_frames(data)), len(data)]
     given_rules = rules(hash_columns=["*.email"], skipped_operations=["u"])
 
     def read(at: int) -> bytes:
         rewriter = Rewriter(given_rules)
-        first = rewriter.batch(Batch(data[: places[at]], (CUSTOMERS,)))
-        return first.data + rewriter.batch(Batch(data[places[at] :])).data
+        first = rewriter.batch(Batch(data[: offsets[at]], (CUSTOMERS,)))
+        return first.data + rewriter.batch(Batch(data[offsets[at] :])).data
 
     assert read(cut) == read(other)
 
@@ -310,20 +310,20 @@ def test_a_ruled_source_offers_what_its_source_offers_and_nothing_else() -> None
     assert not any(isinstance(s, RelayingSource) for s in (plain, marking, resumable))
     plain.restore("state", None, 7)
     resumable.restore("state", None, 7)
-    assert resumable._inner.told == ("state", None, 7)
+    assert resumable._inner.restored == ("state", None, 7)
 
 
 class Resumable:
-    """What is asked of a source that has a memo."""
+    """What a source with a resume state has to offer."""
 
-    told: tuple[object, ...] = ()
+    restored: tuple[object, ...] = ()
 
-    def restore(self, *told: object) -> None:
-        self.told = told
+    def restore(self, *restored: object) -> None:
+        self.restored = restored
 
 
 class Watermarked:
-    """What is asked of a source that writes watermarks."""
+    """What a source that writes watermarks has to offer."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, str]] = []

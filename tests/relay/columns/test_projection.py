@@ -224,8 +224,8 @@ async def test_ends_of_windows_state_the_window_before_to_readers_of_some_column
     live.close()
     ends = [view for view in found if view.op == Op.END_OF_WINDOW]
     assert [(view.key_hash, view.schema_fp) for view in ends] == [(0, 0), (1, 1), (2, 1), (3, 1)]
-    told = [one.get("prev") for one in lines if one.get("control") == "end_of_window"]
-    assert told == [None, *({"scn": scn, "seq": 1} for scn in (1, 2, 3))]
+    previous = [one.get("prev") for one in lines if one.get("control") == "end_of_window"]
+    assert previous == [None, *({"scn": scn, "seq": 1} for scn in (1, 2, 3))]
 
 
 async def test_a_follower_of_some_columns_learns_of_a_version_that_comes_meanwhile(

@@ -74,11 +74,13 @@ class Shop:
             await streaming(fetcher)
             yield fetcher
 
-    async def others_go_on(self) -> None:
+    async def others_continue(self) -> None:
         """A row that is written now comes."""
         self.count += 1
         self.execute(f"INSERT INTO item (id) VALUES ({self.count})")
-        await eventually(lambda: (self.count,) in self.table("main.item"), 20, "the others go on")
+        await eventually(
+            lambda: (self.count,) in self.table("main.item"), 20, "the others continue"
+        )
 
     def table(self, source: str) -> dict[tuple[Any, ...], dict[str, Any]]:
         return rows_of(self.folder, source)
@@ -105,14 +107,14 @@ def suspended(fetcher: Fetcher) -> dict[str, Any]:
 def names(fetcher: Fetcher, source: str, why: str) -> Callable[[], bool]:
     """Whether the status names a stopped table, its reason, and what to do."""
 
-    def told() -> bool:
+    def announced() -> bool:
         warnings = fetcher.status.source.get("warnings") or []
         return bool(
             re.search(why, suspended(fetcher).get(source, {}).get("why", ""))
             and any(re.match(f"{source} is suspended.*dump the table", text) for text in warnings)
         )
 
-    return told
+    return announced
 
 
 async def test_a_new_table_that_a_rule_does_not_fit_is_suspended_until_one_does_and_it_is_dumped(
@@ -120,28 +122,28 @@ async def test_a_new_table_that_a_rule_does_not_fit_is_suspended_until_one_does_
 ) -> None:
     async with shop.captured(**MASKED) as fetcher:
         shop.execute("CREATE TABLE people (email TEXT PRIMARY KEY, note TEXT)")
-        await shop.others_go_on()
+        await shop.others_continue()
         shop.execute("INSERT INTO people VALUES ('secret-1', 'a')")
-        await shop.others_go_on()
+        await shop.others_continue()
         await eventually(names(fetcher, "main.people", r"key .*mask_columns.*To fix it"), 20)
         assert "main.people" in stored_resume_state(fetcher)
     shop.execute("INSERT INTO people VALUES ('secret-2', 'b')")
     async with shop.captured(**MASKED) as fetcher:
-        await shop.others_go_on()
+        await shop.others_continue()
         await eventually(names(fetcher, "main.people", "mask_columns"), 20)
         with pytest.raises(AssertionError, match="the status names tables that cannot be captured"):
             await dump(shop.folder, "main.people")
         shop.execute("UPDATE people SET note = 'c'")
-        await shop.others_go_on()
+        await shop.others_continue()
         assert list(suspended(fetcher)) == ["main.people"]
     async with shop.captured(**HASHED) as fetcher:
         shop.execute("INSERT INTO people VALUES ('secret-3', 'd')")
-        await shop.others_go_on()
-        assert not shop.table("main.people"), "nobody has read all of it"
+        await shop.others_continue()
+        assert not shop.table("main.people"), "no dump has read all of it"
         await eventually(names(fetcher, "main.people", "mask_columns"), 20)
         await dump(shop.folder, "main.people")
         shop.execute("INSERT INTO people VALUES ('secret-4', 'e')")
-        await shop.others_go_on()
+        await shop.others_continue()
         notes = sorted(row["note"] for row in shop.table("main.people").values())
         assert notes == ["c", "c", "d", "e"]
         await eventually(lambda: not suspended(fetcher), 20)
@@ -155,23 +157,23 @@ async def test_an_altered_table_that_a_rule_no_longer_fits_is_followed_once_it_i
     shop.execute("CREATE TABLE part (id INTEGER PRIMARY KEY, name TEXT)")
     async with shop.captured(**CUT) as fetcher:
         shop.execute("INSERT INTO part VALUES (1, 'before')")
-        await shop.others_go_on()
+        await shop.others_continue()
         shop.execute("ALTER TABLE part ADD COLUMN code INTEGER")
-        await shop.others_go_on()
+        await shop.others_continue()
         shop.execute("INSERT INTO part VALUES (2, 'secret-2', 20)")
-        await shop.others_go_on()
+        await shop.others_continue()
         await eventually(names(fetcher, "main.part", "no text: INTEGER"), 20)
         await dump(shop.folder, "main.part", ends="failed")
-        # Rows that the rules fit again are not whole before somebody reads all of them.
+        # Rows that the rules fit again are not whole before a dump reads all of them.
         shop.execute("ALTER TABLE part RENAME COLUMN code TO number")
         shop.execute("UPDATE part SET name = 'after' WHERE id = 1")
-        await shop.others_go_on()
+        await shop.others_continue()
         assert list(shop.table("main.part")) == [(1,)]
         assert shop.table("main.part")[(1,)]["name"] == "before"
         assert b"secret" not in shop.written()
         await dump(shop.folder, "main.part")
         shop.execute("INSERT INTO part VALUES (3, 'new', 30)")
-        await shop.others_go_on()
+        await shop.others_continue()
         assert shop.table("main.part") == {
             (1,): {"id": 1, "name": "after", "number": None},
             (2,): {"id": 2, "name": "secret-2", "number": 20},
@@ -184,19 +186,19 @@ async def test_a_table_made_while_the_relay_was_away_is_named_and_suspended_with
     shop: Shop,
 ) -> None:
     async with shop.captured(**MASKED):
-        await shop.others_go_on()
+        await shop.others_continue()
     shop.execute("CREATE TABLE people (email TEXT PRIMARY KEY)")
     shop.execute("CREATE TABLE empty (email TEXT PRIMARY KEY)")
     async with shop.captured(**MASKED) as fetcher:
 
         def warned(start: str) -> list[str]:
-            told = fetcher.status.source.get("warnings") or []
-            return [text for text in told if text.startswith(start)]
+            announced = fetcher.status.source.get("warnings") or []
+            return [text for text in announced if text.startswith(start)]
 
         await eventually(lambda: warned("main.people cannot be captured: rule for main.people"), 20)
         shop.execute("INSERT INTO people VALUES ('secret-1')")
         shop.execute("DROP TABLE empty")
-        await shop.others_go_on()
+        await shop.others_continue()
         await eventually(names(fetcher, "main.people", "mask_columns"), 20)
         assert not warned("main.people cannot")
         # Its `t` event would have the definition that the rules do not fit.
@@ -209,14 +211,14 @@ async def test_rules_that_were_changed_so_as_not_to_fit_are_refused_and_nothing_
     shop: Shop,
 ) -> None:
     async with shop.captured(**MASKED) as fetcher:
-        await shop.others_go_on()
+        await shop.others_continue()
         await eventually(lambda: stored_resume_state(fetcher), 20)
     shop.execute("INSERT INTO item VALUES (100, 'written meanwhile')")
     wrong = shop.config(mask_columns={"*.id": "***"})
     async with capturing(wrong, shop.data_dir) as fetcher:
         assert "rule for main.item.id" in await failed_with(fetcher, "preflight_failed")
     async with shop.captured(**CUT):
-        await shop.others_go_on()
+        await shop.others_continue()
     assert {(1,), (2,), (100,)} == set(shop.table("main.item"))
 
 
@@ -225,24 +227,24 @@ async def test_a_suspended_table_stays_so_when_the_last_rule_is_gone_until_it_is
 ) -> None:
     async with shop.captured(**MASKED):
         shop.execute("CREATE TABLE people (email TEXT PRIMARY KEY)")
-        await shop.others_go_on()
+        await shop.others_continue()
         shop.execute("INSERT INTO people VALUES ('a')")
-        await shop.others_go_on()
+        await shop.others_continue()
     for _ in range(2):
         async with shop.captured() as fetcher:
             await eventually(names(fetcher, "main.people", "mask_columns"), 20)
             shop.execute("DELETE FROM people")
             shop.execute("INSERT INTO people VALUES ('b')")
-            await shop.others_go_on()
+            await shop.others_continue()
             assert not shop.table("main.people")
     async with shop.captured() as fetcher:
         await dump(shop.folder, "main.people")
         shop.execute("INSERT INTO people VALUES ('c')")
-        await shop.others_go_on()
+        await shop.others_continue()
         assert set(shop.table("main.people")) == {("b",), ("c",)}
         await eventually(lambda: not is_ruled(stored_resume_state(fetcher)), 20)
     async with shop.captured() as fetcher:
-        await shop.others_go_on()
+        await shop.others_continue()
         await eventually(lambda: fetcher.status.source, 20)
         assert not suspended(fetcher)
 
@@ -256,13 +258,13 @@ class Written:
     def __init__(self, *batches: Batch) -> None:
         self.batches: asyncio.Queue[Batch | None] = asyncio.Queue()
         self.tables = [OTHER]
-        self.told: list[str] = []
+        self.announced: list[str] = []
         self.chunk_error: UnsupportedChange | None = None
         for batch in batches:
             self.batches.put_nowait(batch)
 
     def restore(self, resume_state: str, last: object, after_scn: int) -> None:
-        self.told.append(resume_state)
+        self.announced.append(resume_state)
 
     async def preflight(self) -> list[Finding]:
         return []
@@ -300,13 +302,16 @@ def ruled(inner: Written, **rules: Any) -> RuledSource:
     return RuledSource(cast("Source", inner), source_config(**rules))
 
 
-def window(scn: int, *schemas: SourceSchema, told: SourceSchema | None = None) -> bytes:
-    """A transaction with a row of each of the schemas, after a definition if one is told."""
+def window(scn: int, *schemas: SourceSchema, announced: SourceSchema | None = None) -> bytes:
+    """A transaction with a row of each of the schemas, after a definition if one is announced."""
     builder = WindowBuilder(scn, scn)
-    if told is not None:
-        text = json.dumps(told.to_json()).encode()
+    if announced is not None:
+        text = json.dumps(announced.to_json()).encode()
         builder.control(
-            Op.SCHEMA_CHANGE, source=told.source_id, schema_fp=told.fingerprint, after=text
+            Op.SCHEMA_CHANGE,
+            source=announced.source_id,
+            schema_fp=announced.fingerprint,
+            after=text,
         )
     for schema in schemas:
         row = {"id": scn, "email": f"secret-{scn}"}
@@ -318,7 +323,7 @@ def window(scn: int, *schemas: SourceSchema, told: SourceSchema | None = None) -
     return builder.end(f"tx{scn}")
 
 
-def told_of(batch: Batch) -> list[tuple[int, int, int]]:
+def announced_in(batch: Batch) -> list[tuple[int, int, int]]:
     """(scn, seq, source) of the rows that leave."""
     return [
         (view.scn, view.seq, view.source_id)
@@ -343,34 +348,34 @@ async def test_a_suspension_is_stored_before_its_window_continues() -> None:
         Batch(window(3, FIT, OTHER), resolved=3),
     )
     first, kept, second, third = await all_of(ruled(inner), inner)
-    assert told_of(first) == [(1, 0, OTHER.source_id)]
+    assert announced_in(first) == [(1, 0, OTHER.source_id)]
     resume_state = decode_ruled(kept.resume_state.encode() if kept.resume_state else "")
     assert (kept.persist_first, kept.data, kept.resolved) == (True, b"", 0)
     assert (
         resume_state.text == early.encode() and resume_state.suspended["shop.people"].since_scn == 2
     )
-    # A window's frames keep their places, and its end its count.
-    assert told_of(second) == [(2, 0, OTHER.source_id), (2, 2, OTHER.source_id)]
+    # A window's frames keep their positions, and its end its count.
+    assert announced_in(second) == [(2, 0, OTHER.source_id), (2, 2, OTHER.source_id)]
     assert list(frame_format.iter_frames(second.data))[-1].event_count == 4
     assert second.schemas and UNFIT not in second.schemas and not second.persist_first
     assert (
         decode_ruled(second.resume_state.encode() if second.resume_state else "").text
         == late.encode()
     )
-    assert told_of(third) == [(3, 1, OTHER.source_id)]
+    assert announced_in(third) == [(3, 1, OTHER.source_id)]
     assert b"secret" not in b"".join(batch.data for batch in (first, second, third))
 
 
 async def test_a_definition_that_does_not_fit_suspends_its_table_and_is_not_announced() -> None:
     inner = Written(
         Batch(window(1, FIT), (FIT,), 1),
-        Batch(window(2, OTHER, told=UNFIT), (OTHER,), 2),
-        Batch(window(3, FIT, told=replace(FIT, key=("id",))), resolved=3),
-        Batch(window(4, told=replace(FIT, columns=FIT.columns[:1])), resolved=4),
+        Batch(window(2, OTHER, announced=UNFIT), (OTHER,), 2),
+        Batch(window(3, FIT, announced=replace(FIT, key=("id",))), resolved=3),
+        Batch(window(4, announced=replace(FIT, columns=FIT.columns[:1])), resolved=4),
     )
     source = ruled(inner)
     batches = await all_of(source, inner)
-    assert [told_of(batch) for batch in batches] == [
+    assert [announced_in(batch) for batch in batches] == [
         [(1, 0, FIT.source_id)], [], [(2, 1, OTHER.source_id)], [], [],
     ]  # fmt: skip
     ops = [[view.op for view in frame_format.iter_frames(batch.data)] for batch in batches[2:]]
@@ -400,28 +405,28 @@ async def test_a_table_restarts_between_two_windows_and_that_is_stored_at_once()
     whole = window(9, OTHER, FIT, OTHER)
     cut = next(frame_format.iter_frames(whole)).length
     inner.batches.put_nowait(Batch(whole[:cut], (OTHER, FIT)))
-    assert told_of(await anext(stream)) == [(9, 0, OTHER.source_id)]
+    assert announced_in(await anext(stream)) == [(9, 0, OTHER.source_id)]
     inner.tables = [UNFIT]
     with pytest.raises(UnsupportedChange, match="mask_columns"):
         await source.largest_key("shop.people")
     inner.tables = [FIT]
-    asked = asyncio.create_task(source.largest_key("shop.people"))
+    largest = asyncio.create_task(source.largest_key("shop.people"))
     await eventually(lambda: source._unfit.tables.has_requests, 5)
     inner.batches.put_nowait(Batch(whole[cut:], resolved=9))
-    assert told_of(await anext(stream)) == [(9, 2, OTHER.source_id)]
+    assert announced_in(await anext(stream)) == [(9, 2, OTHER.source_id)]
     inner.batches.put_nowait(Batch(window(10, FIT), resolved=10))
     kept = await anext(stream)
     assert kept.persist_first and not kept.data and kept.resume_state is not None
     assert not decode_ruled(kept.resume_state.encode()).suspended
-    assert told_of(await anext(stream)) == [(10, 0, FIT.source_id)]
-    assert await asked == [7]
-    # Nobody could read all of it: it has not been whole since it stopped first.
+    assert announced_in(await anext(stream)) == [(10, 0, FIT.source_id)]
+    assert await largest == [7]
+    # No dump could read all of it: it has not been whole since it was suspended first.
     inner.chunk_error = UnsupportedChange("cannot be read", source="shop.people")
     with pytest.raises(UnsupportedChange):
         await source.read_chunk(ChunkRequest("shop.people", 10))
     inner.batches.put_nowait(Batch(window(11, FIT), resolved=11))
     kept, then = await anext(stream), await anext(stream)
-    assert kept.persist_first and told_of(then) == []
+    assert kept.persist_first and announced_in(then) == []
     assert (await source.status())["stopped_tables"]["shop.people"]["since_scn"] == 3
     await stream.aclose()
 
@@ -447,8 +452,8 @@ async def test_a_table_is_left_out_only_by_a_source_that_resumes_under_the_same_
     source = ruled(inner, **rules)
     with pytest.raises(PreflightFailed, match="rule for shop"):
         await source.open()
-    source.restore(RuledResumeState(digest, text="what it kept").encode(), None, 5)
-    assert inner.told == ["what it kept"]
+    source.restore(RuledResumeState(digest, text="what it stored").encode(), None, 5)
+    assert inner.announced == ["what it stored"]
     if refused:
         with pytest.raises(PreflightFailed, match="rule for shop"):
             await source.open()
@@ -475,11 +480,11 @@ def test_a_table_is_suspended_at_the_same_position_however_the_stream_is_cut(
         window(scn, *(schemas[kind] for kind in row)) for scn, row in enumerate(kinds, 1)
     )
     offsets = [view.offset for view in frame_format.iter_frames(data)]
-    places = sorted({offsets[cut % len(offsets)] for cut in cuts} | {0, len(data)})
+    boundaries = sorted({offsets[cut % len(offsets)] for cut in cuts} | {0, len(data)})
     tables = UnfitTables("shop", ColumnRules(source_config()))
     found = b"".join(
         tables.sift(Batch(data[start:stop], tuple(schemas.values()))).batch.data
-        for start, stop in pairwise(places)
+        for start, stop in pairwise(boundaries)
     )
     flat = [(scn, kind) for scn, row in enumerate(kinds, 1) for kind in row]
     since = next((at for at, (_, kind) in enumerate(flat) if kind == "u"), len(flat))

@@ -121,7 +121,7 @@ async def test_with_manual_a_restart_keeps_the_table_suspended_until_an_operator
         assert (table["state"], table["by"]) == ("suspended", "")
         assert "databus resync RELAY_URL/shop main.orders" in table["cure"]
         assert words(folder) == [("main.orders", "suspended")], "and reports nothing twice"
-        assert not fetcher.tables.claim("main.orders", "bootstrap"), "nobody else may either"
+        assert not fetcher.tables.claim("main.orders", "bootstrap"), "no other server may either"
         change_table(fetcher.tables, {"action": "resync", "source": "main.orders"})
         await eventually(lambda: len(words(folder)) == 3, 20, "followed again")
         assert held(tmp_path) == rows(shop)
@@ -164,7 +164,7 @@ async def test_an_attempt_that_read_no_row_is_repeated_soon(
     async def failing(source: SqliteSource, request: ChunkRequest) -> Chunk:
         if rows_before and request.after is None:
             return replace(await read_chunk(source, replace(request, limit=1)), done=False)
-        raise UnsupportedChange("somebody uses it", source=request.source)
+        raise UnsupportedChange("another session uses it", source=request.source)
 
     monkeypatch.setattr(SqliteSource, "read_chunk", failing)
     pace = replace(PACE, resync=replace(PACE.resync, first_pause_s=200.0))
@@ -177,7 +177,7 @@ async def test_an_attempt_that_read_no_row_is_repeated_soon(
         shop.execute("INSERT INTO calm VALUES (1, 'calm')")
         await eventually(lambda: any(one.tries for one in fetcher.tables.book), 20, "it failed")
         (record,) = fetcher.tables.book
-        assert "somebody uses it" in record.error
+        assert "another session uses it" in record.error
         pause_s = record.again_us / 1e6 - time.time()
         assert longest_s - 30 < pause_s <= longest_s
 

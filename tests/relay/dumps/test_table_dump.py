@@ -360,11 +360,11 @@ async def test_no_rows_overtake_a_reader_that_must_have_them_all(
             change_dump(dump, {"state": "running", "reader": at.to_json()})
             await fetcher.dumps_changed()
 
-        def goes_on(at: Position) -> bool:
+        def continues(at: Position) -> bool:
             return ring.last > at or dump.state == DumpState.COMPLETED
 
         while dump.state in ACTIVE:
-            await eventually(partial(goes_on, at), 60)
+            await eventually(partial(continues, at), 60)
             sent += read_ids(tmp_path, at)
             at = ring.last
             change_dump(dump, {"reader": at.to_json()})
@@ -378,7 +378,7 @@ async def test_a_fault_in_a_dump_fails_the_dump_and_not_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ValueError("nobody has thought of this")
+        raise ValueError("an unexpected error")
 
     database = rows_of(30)
     database.chunk_gate = asyncio.Event()
@@ -393,7 +393,7 @@ async def test_a_fault_in_a_dump_fails_the_dump_and_not_the_stream(
         await ended(dump)
         monkeypatch.undo()
         assert dump.state == DumpState.FAILED
-        assert "nobody has thought of this" in str(dump.error)
+        assert "an unexpected error" in str(dump.error)
         last = database.commit((8, "changed after"))
         await eventually(lambda: intake.complete.scn >= last, 60)
         assert fetcher.status.reconnect_count == 0

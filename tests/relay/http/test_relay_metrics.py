@@ -1,4 +1,4 @@
-"""What a relay tells about itself: metrics, status, the status page."""
+"""What a relay reports about itself: metrics, status, the status page."""
 
 from __future__ import annotations
 

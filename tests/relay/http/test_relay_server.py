@@ -25,7 +25,7 @@ from tests.support.relay_http import (
     INSERT,
     frames,
     insert,
-    places,
+    ops_and_positions,
     problem,
 )
 
@@ -138,12 +138,12 @@ async def test_oldest_is_everything_and_latest_is_what_comes_after(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
     url = f"{relay.url}/v1/shop/stream"
-    assert places(await frames(http, url)) == [(BEAT, 0, 0)]
+    assert ops_and_positions(await frames(http, url)) == [(BEAT, 0, 0)]
     relay.append(insert(1), insert(2))
     everything = [(INSERT, 1, 0), (END, 1, 1), (INSERT, 2, 0), (END, 2, 1)]
-    assert places(await frames(http, url)) == everything
-    assert places(await frames(http, url, start="oldest")) == everything
-    assert places(await frames(http, url, start="latest")) == [(BEAT, 2, 1)]
+    assert ops_and_positions(await frames(http, url)) == everything
+    assert ops_and_positions(await frames(http, url, start="oldest")) == everything
+    assert ops_and_positions(await frames(http, url, start="latest")) == [(BEAT, 2, 1)]
 
 
 IN_A_ROW = [
@@ -153,7 +153,7 @@ IN_A_ROW = [
 
 
 @pytest.mark.parametrize(
-    ("more", "kept"),
+    ("more", "expected"),
     [
         ({}, IN_A_ROW),
         (
@@ -167,16 +167,16 @@ async def test_ends_of_windows_in_a_row_are_served_and_collapse_under_a_filter(
     relay: LiveRelay,
     http: aiohttp.ClientSession,
     more: dict[str, str],
-    kept: list[tuple[int, int, int]],
+    expected: list[tuple[int, int, int]],
 ) -> None:
     """A reader with a filter sees one end behind what it gets of a window, and no others."""
     repeated = [end_of_window(scn, seq, 1, 0) for scn, seq in [(1, 2), (2, 0), (2, 1)]]
     relay.append(insert(1), *repeated, insert(3), end_of_window(4, 0, 1, 0))
     url = f"{relay.url}/v1/shop/stream"
-    assert places(await frames(http, url, **more)) == kept
+    assert ops_and_positions(await frames(http, url, **more)) == expected
     for at in ("1:1", "1:2", "2:0", "2:1"):
-        rest = [place for place in kept if place[1:] > tuple(map(int, at.split(":")))]
-        assert places(await frames(http, url, scn=at, **more)) == rest
+        rest = [position for position in expected if position[1:] > tuple(map(int, at.split(":")))]
+        assert ops_and_positions(await frames(http, url, scn=at, **more)) == rest
 
 
 async def test_the_answer_gives_range_and_clock_in_its_headers(
@@ -184,8 +184,8 @@ async def test_the_answer_gives_range_and_clock_in_its_headers(
 ) -> None:
     relay.append(insert(3), insert(9))
     async with http.get(f"{relay.url}/v1/shop/stream", headers=FRAMES) as answer:
-        told = {name: value for name, value in answer.headers.items() if "Databus" in name}
-    assert told == {
+        sent = {name: value for name, value in answer.headers.items() if "Databus" in name}
+    assert sent == {
         "Databus-Clock": CLOCK,
         "Databus-Prev": "0:0",
         "Databus-Min": "3:0",
@@ -203,7 +203,7 @@ async def test_a_reader_ahead_of_the_stream_is_notified_and_waits_for_what_is_ne
         relay.append(insert(2))
         relay.append(insert(3), insert(4))
         body = await answer.read()
-    assert places(list(iter_frames(body))) == [(END, 3, 1), (INSERT, 4, 0), (END, 4, 1)]
+    assert ops_and_positions(list(iter_frames(body))) == [(END, 3, 1), (INSERT, 4, 0), (END, 4, 1)]
     async with http.get(f"{relay.url}/v1/status") as answer:
         assert (await answer.json())["databases"][0]["served"]["ahead"] == 1
 
@@ -213,14 +213,17 @@ async def test_a_checkpoint_is_taken_if_database_and_clock_are_right(
 ) -> None:
     relay.append(insert(1), insert(2))
     url = f"{relay.url}/v1/shop/stream"
-    place = Position(1, 1)
-    good = encode(OnlineCheckpoint("shop", CLOCK, place))
-    assert places(await frames(http, url, checkpoint=good)) == [(INSERT, 2, 0), (END, 2, 1)]
-    foreign = encode(OnlineCheckpoint("shop", "test:2", place))
+    position = Position(1, 1)
+    good = encode(OnlineCheckpoint("shop", CLOCK, position))
+    assert ops_and_positions(await frames(http, url, checkpoint=good)) == [
+        (INSERT, 2, 0),
+        (END, 2, 1),
+    ]
+    foreign = encode(OnlineCheckpoint("shop", "test:2", position))
     assert (await problem(http, "GET", url, checkpoint=foreign))[1]["code"] == "clock_mismatch"
-    elsewhere = encode(OnlineCheckpoint("other", CLOCK, place))
+    elsewhere = encode(OnlineCheckpoint("other", CLOCK, position))
     assert (await problem(http, "GET", url, checkpoint=elsewhere))[1]["code"] == "bad_checkpoint"
-    halfway = encode(BootstrapCheckpoint("shop", CLOCK, place, place, "r", 1, place))
+    halfway = encode(BootstrapCheckpoint("shop", CLOCK, position, position, "r", 1, position))
     status, document = await problem(http, "GET", url, checkpoint=halfway)
     assert (status, document["code"]) == (400, "bad_checkpoint")
     assert "bootstrap server" in document["detail"]

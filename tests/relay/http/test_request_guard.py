@@ -18,7 +18,7 @@ PASSED = (503, "server_unavailable")
 """The fetcher, which is not there, would have had it."""
 
 
-async def asked(
+async def answer_to(
     http: aiohttp.ClientSession, url: str, method: str = "POST", body: Any = "{}", **headers: str
 ) -> tuple[int, str]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -42,9 +42,9 @@ async def test_a_body_must_say_that_it_is_json(
         "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "",
         "application/jsonx", "text/plain; application/json", "application/json; charset=utf-7",
     ):  # fmt: skip
-        assert await asked(http, url, Content_Type=kind) == refused, kind
+        assert await answer_to(http, url, Content_Type=kind) == refused, kind
     for kind in ("application/json", "Application/JSON; charset=utf-8"):
-        assert await asked(http, url, Content_Type=kind) == PASSED, kind
+        assert await answer_to(http, url, Content_Type=kind) == PASSED, kind
 
 
 async def test_a_page_of_another_origin_changes_nothing(
@@ -58,11 +58,11 @@ async def test_a_page_of_another_origin_changes_nothing(
         ("PUT", dumps), ("POST", f"{relay.url}/v1/nothing"),
     ):  # fmt: skip
         for origin in ("http://evil.example", "null", "http://localhost:3000", "", f"{host}"):
-            found = await asked(
+            found = await answer_to(
                 http, url, method, None if method == "DELETE" else "{}", **JSON, Origin=origin
             )
             assert found == (403, "foreign_origin"), (method, url, origin)
-    assert await asked(http, dumps, **JSON, Origin=relay.url) == PASSED
+    assert await answer_to(http, dumps, **JSON, Origin=relay.url) == PASSED
     async with http.options(dumps, headers={"Origin": "http://evil.example"}) as answer:
         assert answer.status == 405
         assert "Access-Control-Allow-Origin" not in answer.headers
@@ -75,13 +75,15 @@ async def test_a_strangers_name_that_resolves_to_us_changes_nothing(
     dumps, port = f"{relay.url}/v1/shop/dumps", relay.url.rpartition(":")[2]
     for name in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "x"):
         host = f"{name}:{port}"
-        found = await asked(http, dumps, **JSON, Host=host, Origin=f"http://{host}")
+        found = await answer_to(http, dumps, **JSON, Host=host, Origin=f"http://{host}")
         assert found == (403, "foreign_host"), name
-        assert await asked(http, dumps, **JSON, Host=host) == (403, "foreign_host"), name
+        assert await answer_to(http, dumps, **JSON, Host=host) == (403, "foreign_host"), name
     ours = ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
     for name in ours:
         host = f"{name}:{port}"
-        assert await asked(http, dumps, **JSON, Host=host, Origin=f"http://{host}") == PASSED, name
+        assert await answer_to(http, dumps, **JSON, Host=host, Origin=f"http://{host}") == PASSED, (
+            name
+        )
     async with http.get(f"{relay.url}/v1/databases", headers={"Host": "evil.example"}) as answer:
         assert answer.status == 200
 

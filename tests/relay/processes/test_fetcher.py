@@ -31,7 +31,7 @@ from tests.support.scripted_fetcher import (
     opened,
     reached,
     running,
-    told,
+    status_in,
 )
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually, within
@@ -122,7 +122,7 @@ async def test_another_clock_is_refused_loudly_and_nothing_of_it_reaches_the_rin
     other = ScriptedDatabase("clock-2")
     other.commit((1, "z"), scn=7)
     async with running(other, tmp_path):
-        assert (await told(tmp_path, "failed"))["error"]["code"] == "clock_mismatch"
+        assert (await status_in(tmp_path, "failed"))["error"]["code"] == "clock_mismatch"
         code, live = await ask(tmp_path, "GET", "/status")
         assert (code, live["state"]) == (200, "failed")
     assert {view.scn for view in frames(tmp_path)} == {1}
@@ -134,7 +134,7 @@ async def test_a_database_is_not_read_into_a_child_relays_ring_that_a_reader_cou
     Ring.create(tmp_path / "shop", DATABASE.ring_bytes, clock=database.clock, block=True).close()
     database.commit((1, "a"))
     async with running(database, tmp_path):
-        error = (await told(tmp_path, "failed"))["error"]
+        error = (await status_in(tmp_path, "failed"))["error"]
         assert error["code"] == "config_error"
         assert "shop: its ring was made in block mode" in error["detail"]
 
@@ -145,11 +145,11 @@ async def test_what_cannot_pass_by_itself_is_shown_and_tried_again_slowly(
 ) -> None:
     database.open_error = error
     async with running(database, tmp_path) as fetcher:
-        assert (await told(tmp_path, "failed"))["error"]["detail"] == "no"
+        assert (await status_in(tmp_path, "failed"))["error"]["detail"] == "no"
         database.open_error = None
         database.commit((1, "a"))
         await eventually(reached(fetcher, 1))
-        assert (await told(tmp_path, "streaming"))["error"] is None
+        assert (await status_in(tmp_path, "streaming"))["error"] is None
 
 
 async def test_a_purged_log_is_a_failure_and_not_a_gap(
@@ -159,7 +159,7 @@ async def test_a_purged_log_is_a_failure_and_not_a_gap(
     database.commit((2, "b"))
     database.forgotten = 2
     async with running(database, tmp_path):
-        assert (await told(tmp_path, "failed"))["error"]["code"] == "source_position_lost"
+        assert (await status_in(tmp_path, "failed"))["error"]["code"] == "source_position_lost"
     assert frames(tmp_path)[-1].scn == 1
 
 
@@ -169,7 +169,7 @@ async def test_an_unforeseen_fault_of_a_source_is_shown_and_survived(
     async with running(database, tmp_path) as fetcher:
         await eventually(lambda: fetcher.status.state == "streaming")
         database.cut(ZeroDivisionError("a bug in a driver"))
-        assert (await told(tmp_path, "failed"))["error"]["code"] == "internal_error"
+        assert (await status_in(tmp_path, "failed"))["error"]["code"] == "internal_error"
         database.commit((1, "a"))
         await eventually(reached(fetcher, 1))
 

@@ -1,4 +1,4 @@
-"""The fetcher over a scripted source: its dumps, asked for over its socket."""
+"""The fetcher over a scripted source: its dumps, requested over its socket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.scripted_fetcher import (
     reached,
     replayed,
     running,
-    told,
+    status_in,
 )
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
@@ -58,7 +58,7 @@ async def slow_dump(folder: Path, chunk_rows: int) -> dict[str, Any]:
 
 
 async def dumped(folder: Path, request: dict[str, Any], *states: str) -> dict[str, Any]:
-    """A dump that was asked for, once it is in one of these states."""
+    """A requested dump, once it is in one of these states."""
     _, dump = await ask(folder, "POST", "/dumps", request)
     return await ended(folder, dump["id"], *states)
 
@@ -144,10 +144,10 @@ async def test_a_dump_reports_what_it_waits_for_while_the_stream_is_off(
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
     async with running(database, tmp_path):
-        await told(tmp_path, "streaming")
+        await status_in(tmp_path, "streaming")
         database.open_error = UnsupportedChange("no such thing")
         database.cut(SourceUnavailable("gone"))
-        await told(tmp_path, "failed")
+        await status_in(tmp_path, "failed")
         _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
         _, dump = await ask(tmp_path, "GET", f"/dumps/{dump['id']}")
         assert dump["progress"]["waits_for"] == "no such thing"
@@ -229,7 +229,7 @@ async def test_how_far_a_dumps_reader_is_costs_no_write(
         dump = await slow_dump(tmp_path, chunk_rows=4)
         path = f"/dumps/{dump['id']}"
         await eventually(lambda: on_disk()["chunks"] == 1)
-        # Whether anybody is waited for is to be known after a crash.
+        # A dump that waits for a reader is recognised after a crash.
         await ask(tmp_path, "PATCH", path, {"reader": {"scn": 1, "seq": 0}})
         assert on_disk()["reader"] == {"scn": 1, "seq": 0}
         count = len(kept)
@@ -275,8 +275,8 @@ async def test_a_condition_chooses_rows_as_consumers_see_them_and_never_reaches_
         keys = {"keys": [1, 5, 99], "delete_missing": True, "where": "id = 5"}
         dump = await dumped(tmp_path, {**some, **keys}, "completed")
         assert dump["missing"] == [[99]], "a row that is there is not deleted"
-    asked = {(request.is_filtered, request.is_of_whole_table) for request in database.chunk_reads}
-    assert asked == {(True, False), (False, False)}
+    kinds = {(request.is_filtered, request.is_of_whole_table) for request in database.chunk_reads}
+    assert kinds == {(True, False), (False, False)}
 
 
 async def test_a_condition_reveals_nothing_of_an_excluded_column(

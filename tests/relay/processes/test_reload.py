@@ -283,7 +283,7 @@ def test_a_relay_reads_its_file_again_without_a_restart_of_what_has_not_changed(
         path.write_text(RELAY + database("one") + database("three"))
         done = command()
         assert (done.returncode, done.stdout) == (0, "added three\nremoved two\n"), done.stderr
-        # Each worker has been told; which one answers is the kernel's choice.
+        # Each worker has been notified; which one answers is the kernel's choice.
         for _ in range(20):
             eventually_sync(lambda: served(1) == ["one", "three"], 60)
         eventually_sync(lambda: relay.state("three")["state"] == "streaming", 60)
@@ -305,7 +305,7 @@ def test_a_relay_reads_its_file_again_without_a_restart_of_what_has_not_changed(
         )
         assert {c.pid for c in relay.children("databus.relay.http.relay_server")} == workers
 
-        # A worker that is restarted knows what the others were told.
+        # A worker that is restarted has what the others were sent.
         for child in relay.children("databus.relay.http.relay_server"):
             child.kill()
         eventually_sync(
@@ -334,10 +334,10 @@ async def test_a_request_where_no_relay_runs_gets_that_as_its_error(tmp_path: Pa
         await ask_reload(tmp_path)
 
 
-# -- what the workers are told --
+# -- what the workers are sent --
 
 
-class Told:
+class Notified:
     def __init__(self) -> None:
         self.what: list[tuple[str, int]] = []
 
@@ -349,21 +349,21 @@ class Told:
 
 
 async def test_a_wakeup_travels_to_a_worker_and_secrets_with_it(tmp_path: Path) -> None:
-    told, channel = Told(), SupervisorChannel()
+    notified, channel = Notified(), SupervisorChannel()
     fd = os.eventfd(0, os.EFD_NONBLOCK)
     secret = database("a").replace("generator://?", "mariadb://u:hush@h/d?")
     found = config(tmp_path, secret).database[0]
-    with WorkerChannel(os.dup(channel.worker_fd), told):
+    with WorkerChannel(os.dup(channel.worker_fd), notified):
         channel.started()
         channel.add(found, fd)
         channel.add(found)
         channel.remove("a")
-        await eventually(lambda: len(told.what) == 3, WAIT_S)
-        url, theirs = told.what[0]
+        await eventually(lambda: len(notified.what) == 3, WAIT_S)
+        url, theirs = notified.what[0]
         assert "hush" in url
         os.eventfd_write(theirs, 5)
         assert os.eventfd_read(fd) == 5
-        assert told.what[1:] == [(url, -1), ("a", -2)]
+        assert notified.what[1:] == [(url, -1), ("a", -2)]
     with pytest.raises(OSError, match=r"Broken pipe|reset"):
         channel.remove("b")
     channel.close()
@@ -374,7 +374,7 @@ async def test_a_wakeup_travels_to_a_worker_and_secrets_with_it(tmp_path: Path) 
 async def test_a_worker_that_cannot_take_a_wakeup_ends_and_gets_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, channel, ending = Told(), SupervisorChannel(), asyncio.Event()
+    notified, channel, ending = Notified(), SupervisorChannel(), asyncio.Event()
     loop, found = asyncio.get_running_loop(), config(tmp_path, database("a")).database[0]
     loop.add_signal_handler(signal.SIGTERM, ending.set)
 
@@ -384,11 +384,11 @@ async def test_a_worker_that_cannot_take_a_wakeup_ends_and_gets_another_one(
         return sock.recv(size), [], socket.MSG_CTRUNC, None
 
     monkeypatch.setattr(socket, "recv_fds", without_room)
-    with WorkerChannel(os.dup(channel.worker_fd), told), (tmp_path / "file").open("wb") as file:
+    with WorkerChannel(os.dup(channel.worker_fd), notified), (tmp_path / "file").open("wb") as file:
         channel.started()
         channel.add(found, file.fileno())
         await asyncio.wait_for(ending.wait(), WAIT_S)
-    assert not told.what
+    assert not notified.what
     loop.remove_signal_handler(signal.SIGTERM)
     channel.close()
 

@@ -154,9 +154,9 @@ async def test_a_child_that_the_system_does_not_start_is_tried_again_and_the_oth
     supervisor.stop()
     await running
     assert calls == 6
-    told = [one.getMessage() for one in caplog.records if "does not start" in one.getMessage()]
-    assert len(told) == 2
-    assert all(f"{error}; restart in" in one for one in told)
+    messages = [one.getMessage() for one in caplog.records if "does not start" in one.getMessage()]
+    assert len(messages) == 2
+    assert all(f"{error}; restart in" in one for one in messages)
 
 
 async def test_a_child_that_cannot_get_its_settings_is_ended_before_the_next_is_started(

@@ -84,8 +84,8 @@ async def test_each_worker_answers_for_both_and_followers_end_cleanly(
         for follower in followers:
             frames = list(iter_frames(await follower.read()))
             assert frames
-            places = [frame.position for frame in frames if frame.op != Op.HEARTBEAT]
-            assert places == sorted(set(places))
+            positions = [frame.position for frame in frames if frame.op != Op.HEARTBEAT]
+            assert positions == sorted(set(positions))
 
 
 @pytest.mark.faults
@@ -100,7 +100,7 @@ async def test_a_worker_that_is_killed_comes_back_and_the_stream_continues(
         for pid in old.values():
             os.kill(pid, signal.SIGKILL)
 
-        async def goes_on() -> bool:
+        async def continues() -> bool:
             query = {"scn": f"{last.scn}:{last.seq}", "wait_ms": "5000"}
             try:
                 async with http.get(url, params=query, headers=FRAMES) as answer:
@@ -111,6 +111,6 @@ async def test_a_worker_that_is_killed_comes_back_and_the_stream_continues(
             assert frames[0].position > last
             return frames[0].op != Op.HEARTBEAT
 
-        await eventually(goes_on, 40)
+        await eventually(continues, 40)
         new = {name: pid for name, pid in supervisor.pids.items() if name.startswith("worker")}
         assert not set(new.values()) & set(old.values())

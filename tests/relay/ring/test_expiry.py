@@ -31,9 +31,9 @@ def window(scn: int, commit_us: int, events: int = 2, size: int = 10) -> bytes:
 def served(reader: RingReader) -> list[int]:
     """The scn that the whole ring serves."""
     state = reader.snapshot()
-    found, place = [], state.head
-    while place < state.tail:
-        frames, place = reader.read(place, 1)
+    found, ring_position = [], state.head
+    while ring_position < state.tail:
+        frames, ring_position = reader.read(ring_position, 1)
         found.append(int.from_bytes(frames[16:24], "little"))
     return sorted(set(found))
 
@@ -68,10 +68,10 @@ def test_a_window_goes_one_microsecond_after_its_time_and_not_before(
 def test_a_reader_inside_what_expires_is_notified(tmp_path: Path) -> None:
     with Ring.create(tmp_path, 1 << 16) as writer, Ring.open_reader(tmp_path) as reader:
         writer.append(window(1, 5) + window(2, 6))
-        place = reader.find(Position(1, 0))
+        ring_position = reader.find(Position(1, 0))
         assert writer.expire(6)
         with pytest.raises(ReaderOvertaken):
-            reader.read(place, 1000)
+            reader.read(ring_position, 1000)
 
 
 def test_a_window_that_has_not_ended_stays_and_so_does_what_is_not_released(

@@ -109,9 +109,9 @@ def test_prev_is_the_position_just_before_the_oldest_frame_after_each_eviction(
             assert positions(read_from(reader, state.prev))[0] == state.min
             index = writer._index
             assert 0 <= index.position(index.first) - state.head < index.step_bytes + 160
-            for place in (state.prev, ends[-2], writer.last):
-                exact = state.tail - reader.find(place)
-                assert 0 <= writer.bytes_after(place) - exact < index.step_bytes + 320
+            for ring_position in (state.prev, ends[-2], writer.last):
+                exact = state.tail - reader.find(ring_position)
+                assert 0 <= writer.bytes_after(ring_position) - exact < index.step_bytes + 320
             assert writer.bytes_after(ORIGIN) == state.tail - state.head
             if state.prev != ORIGIN:
                 with pytest.raises(ScnTooOld):
@@ -182,13 +182,13 @@ def test_a_window_larger_than_the_threshold_is_published_in_parts(
     frames = split_frames(window)
     with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as reader:
         writer.append(make_window(1, [10]))
-        got, place = bytearray(), reader.find(Position(1))
+        got, ring_position = bytearray(), reader.find(Position(1))
         parts = 0
         for _, frame in frames:
             writer.append(frame)
             assert writer.open_bytes <= writer.part_bytes
             while True:
-                block, place = reader.read(place, 1 << 20)
+                block, ring_position = reader.read(ring_position, 1 << 20)
                 if not block:
                     break
                 got += block
@@ -278,20 +278,20 @@ def test_a_read_ends_at_max_bytes_but_always_has_one_frame(tmp_path: Path) -> No
         writer.append(window)
         frame_bytes = len(split_frames(window)[0][1])
         for max_bytes, expected in ((0, 1), (1, 1), (frame_bytes * 2 - 1, 1), (frame_bytes * 2, 2)):
-            block, place = reader.read(0, max_bytes)
+            block, ring_position = reader.read(0, max_bytes)
             assert len(split_frames(block)) == expected
-            assert place == len(block)
+            assert ring_position == len(block)
         assert reader.read(reader.snapshot().tail, 100) == (b"", reader.snapshot().tail)
 
 
 def test_a_reader_that_was_overtaken_is_notified_and_finds_out_what_is_left(tmp_path: Path) -> None:
     with Ring.create(tmp_path, 4096) as writer, Ring.open_reader(tmp_path) as reader:
         writer.append(make_window(1, [100]))
-        place = reader.find(ORIGIN)
+        ring_position = reader.find(ORIGIN)
         for scn in range(2, 60):
             writer.append(make_window(scn, [100]))
         with pytest.raises(ReaderOvertaken, match="ring position 0 was overwritten"):
-            reader.read(place, 1000)
+            reader.read(ring_position, 1000)
         with pytest.raises(ScnTooOld, match="position 1:1 is older"):
             reader.find(Position(1, 1))
 
@@ -303,7 +303,7 @@ def test_in_block_mode_nothing_is_evicted_that_was_not_released(tmp_path: Path) 
     windows = endless_windows(3, most_bytes=500)
     with Ring.create(tmp_path, RING_BYTES, block=True) as writer:
         with Ring.open_reader(tmp_path) as reader:
-            place, got, sent, full = 0, bytearray(), bytearray(), 0
+            ring_position, got, sent, full = 0, bytearray(), bytearray(), 0
             for window in itertools.islice(windows, 300):
                 for _, frame in split_frames(window):
                     while True:
@@ -313,13 +313,13 @@ def test_in_block_mode_nothing_is_evicted_that_was_not_released(tmp_path: Path) 
                         except RingFull as error:
                             assert "ring_bytes=16384" in str(error)
                             full += 1
-                            block, place = reader.read(place, 4000)
+                            block, ring_position = reader.read(ring_position, 4000)
                             assert block
                             got += block
-                            writer.release(place)
+                            writer.release(ring_position)
                 sent += window
             while len(got) < len(sent):
-                block, place = reader.read(place, 4000)
+                block, ring_position = reader.read(ring_position, 4000)
                 got += block
             assert got == sent
             assert full > 10

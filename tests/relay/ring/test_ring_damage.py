@@ -1,4 +1,4 @@
-"""One flipped bit in the ring's walk from frame to frame: an error that names the place."""
+"""One flipped bit in the ring's walk from frame to frame: an error that names the offset."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_no_flipped_bit_of_a_length_or_pad_passes_a_reader(two_laps: Path, tmp_p
             walk_all(tmp_path / "ring")
         assert str(path) in error.value.message
         assert "expected a frame" in error.value.message and "got " in error.value.message
-        place = offset - 4 if offset != pad else pad
-        assert f"offset {place} of the file" in error.value.message
+        damaged = offset - 4 if offset != pad else pad
+        assert f"offset {damaged} of the file" in error.value.message
         with path.open("r+b") as file:
             file.seek(offset + bit // 8)
             file.write(bytes([was]))
@@ -174,7 +174,7 @@ def test_a_search_does_not_pass_over_a_frame_whose_position_was_damaged(
         found, commit_us = frame_at(ring.file, at)
         before = frame_at(ring.file, positions(ring)[199])[0]
         assert ring.find(before) == at
-        # Lower than it is: whoever comes from the frame before would begin behind this one.
+        # Lower than it is: a reader that comes from the frame before would begin behind this one.
         bit = next(bit for bit in range(8) if found.scn >> bit & 1)
         flip(path, ring.file.file_offset(at) + OFFSETS["scn"], bit)
         with pytest.raises(FormatError, match=f"ring position {at},"):

@@ -138,10 +138,10 @@ def test_a_reset_ring_is_empty_and_its_readers_follow(tmp_path: Path) -> None:
     with Ring.create(tmp_path, RING_BYTES, clock="c") as writer:
         with Ring.open_reader(tmp_path) as reader:
             writer.append(make_window(900, [10]))
-            place = reader.find(ORIGIN)
+            ring_position = reader.find(ORIGIN)
             writer.reset(Position(100))
             with pytest.raises(ReaderOvertaken):
-                reader.read(place, 100)
+                reader.read(ring_position, 100)
             with pytest.raises(ScnTooOld):
                 reader.find(Position(99))
             writer.append(make_window(101, [10]))
@@ -161,12 +161,12 @@ def test_a_resized_ring_retains_the_newest_windows_that_fit(tmp_path: Path, new_
         before = writer.state
     with Ring.open_reader(tmp_path) as reader:
         held = read_from(reader, before.prev)
-        place = reader.find(before.prev)
+        ring_position = reader.find(before.prev)
         with Ring.open_writer(tmp_path, new_bytes) as writer:
             assert writer.ring_bytes == new_bytes
             assert writer.state.max == before.max
             with pytest.raises(ReaderOvertaken):
-                reader.read(place, 100)
+                reader.read(ring_position, 100)
             kept = read_from(reader, writer.state.prev)
             assert held.endswith(kept)
             assert kept == held if new_bytes > RING_BYTES else len(kept) > new_bytes // 4

@@ -164,10 +164,10 @@ def test_a_reader_finds_everything_before_there_is_an_index(tmp_path: Path) -> N
             writer.append(make_window(scn, [500]))
     (tmp_path / "ring.index").rename(tmp_path / "elsewhere")
     with Ring.open_reader(tmp_path) as reader:
-        places = [reader.find(Position(scn)) for scn in range(49)]
+        ring_positions = [reader.find(Position(scn)) for scn in range(49)]
         assert reader.index is None
         (tmp_path / "elsewhere").rename(tmp_path / "ring.index")
-        assert [reader.find(Position(scn)) for scn in range(49)] == places
+        assert [reader.find(Position(scn)) for scn in range(49)] == ring_positions
         assert reader.index is not None
 
 
@@ -178,12 +178,14 @@ def test_a_lying_index_costs_a_reader_time_and_never_a_wrong_answer(tmp_path: Pa
             writer.append(make_window(scn, [500]))
         with Ring.open_reader(tmp_path) as reader:
             oldest = reader.snapshot().prev.scn
-            places = [reader.find(Position(scn)) for scn in range(oldest + 1, 200)]
+            ring_positions = [reader.find(Position(scn)) for scn in range(oldest + 1, 200)]
             rows = writer._index.rows
             for _ in range(30):
                 rows[:] = rows[rng.permutation(len(rows))]
                 rows[rng.integers(len(rows), size=40), 3] += rng.integers(-40, 40, size=40) * 8
-                assert [reader.find(Position(scn)) for scn in range(oldest + 1, 200)] == places
+                assert [
+                    reader.find(Position(scn)) for scn in range(oldest + 1, 200)
+                ] == ring_positions
             del rows
             writer._index.clear()
             writer._index.complete(writer.state.head, writer.state.tail)
@@ -219,11 +221,11 @@ def test_each_of_many_windows_under_one_entry_is_found(
         assert state.windows - state.evicted_windows > 30 * len(index) > 30
         entries = set()
         for scn in range(state.prev.scn, state.max.scn):
-            place = reader.find(Position(scn))
-            block, _ = reader.read(place, 1)
+            ring_position = reader.find(Position(scn))
+            block, _ = reader.read(ring_position, 1)
             assert positions(block)[0] == Position(scn + 1, 0)
             entry = index.lookup(Position(scn))
-            assert entry <= place <= max(entry, state.head) + step + 512
+            assert entry <= ring_position <= max(entry, state.head) + step + 512
             entries.add(entry)
         assert len(entries - {-1}) == len(index), "each entry was begun from"
 
@@ -235,11 +237,11 @@ def test_no_flipped_bit_of_the_index_fails_a_reader_or_the_next_writer(tmp_path:
         oldest, newest_us = writer.state.prev.scn, writer.state.max_commit_us
     path = tmp_path / "ring.index"
     content = path.read_bytes()
-    asked = range(oldest + 1, 200, 11)
+    scns = range(oldest + 1, 200, 11)
 
     def answers() -> list[object]:
         with Ring.open_reader(tmp_path) as reader:
-            found: list[object] = [reader.find(Position(scn)) for scn in asked]
+            found: list[object] = [reader.find(Position(scn)) for scn in scns]
             return [*found, reader.before_time(newest_us)]
 
     whole = answers()

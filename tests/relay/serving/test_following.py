@@ -24,7 +24,7 @@ from tests.support.relay_http import (
     Follower,
     frames,
     insert,
-    places,
+    ops_and_positions,
 )
 from tests.support.waiting import eventually
 
@@ -106,7 +106,7 @@ async def test_a_table_that_is_born_while_a_glob_is_followed_is_followed_too(
 async def test_a_follower_ends_at_its_limit(relay: LiveRelay, http: aiohttp.ClientSession) -> None:
     relay.append(*(insert(scn) for scn in range(1, 20)))
     found = await frames(http, f"{relay.url}/v1/shop/stream", follow="true", max_bytes=500)
-    assert places(found)[:2] == [(INSERT, 1, 0), (END, 1, 1)]
+    assert ops_and_positions(found)[:2] == [(INSERT, 1, 0), (END, 1, 1)]
     assert 300 < sum(frame.length for frame in found) <= 500
 
 
@@ -160,10 +160,10 @@ async def test_a_reader_that_the_writer_overtakes_gets_an_error_frame_and_the_en
                 assert frame.op in (BEAT, Op.ERROR) or frame.position > last.position
                 last = frame
             assert last.op == Op.ERROR
-            told = json.loads(bytes(last.after or b""))
-            assert (told["code"], told["status"]) == ("reader_overtaken", 410)
-            assert Position(**told["prev"]) > last.position
-            assert str(tmp_path) not in told["detail"]
+            document = json.loads(bytes(last.after or b""))
+            assert (document["code"], document["status"]) == ("reader_overtaken", 410)
+            assert Position(**document["prev"]) > last.position
+            assert str(tmp_path) not in document["detail"]
             assert last.position < live.writer.state.prev
         async with http.get(f"{live.url}/v1/status") as answer:
             served = (await answer.json())["databases"][0]["served"]
@@ -185,7 +185,7 @@ async def test_shutting_down_ends_followers_cleanly_within_a_second(
         began_s = loop.time()
     assert loop.time() - began_s < 1.5
     for answer in answers:  # a body that was cut off would raise
-        assert places(list(iter_frames(await answer.read()))) == [(BEAT, 0, 0)]
+        assert ops_and_positions(list(iter_frames(await answer.read()))) == [(BEAT, 0, 0)]
     live.close()
 
 
@@ -218,7 +218,7 @@ async def test_a_reader_that_goes_away_is_forgotten(
         await answer.content.readany()
         assert await readers() == 1
 
-    async def nobody() -> bool:
+    async def no_reader() -> bool:
         return await readers() == 0
 
-    await eventually(nobody)
+    await eventually(no_reader)

@@ -96,7 +96,7 @@ def test_a_directory_gives_what_a_scan_gives(
     parts = listed(reader, first, HeaderCache())
     second = StreamCursor(oldest, wanted, max_bytes=max_bytes)
     found = scanned(reader, second, first.position)
-    reached = [frame for place, frame in split_frames(found) if place <= first.position]
+    reached = [frame for position, frame in split_frames(found) if position <= first.position]
     assert b"".join(parts) == b"".join(reached)
     assert first.is_full == second.is_full
     assert all(len(part) <= max(part_bytes, 1000) for part in parts)

@@ -20,7 +20,7 @@ from tests.support.relay_http import (
     INSERT,
     frames,
     insert,
-    places,
+    ops_and_positions,
 )
 
 
@@ -53,7 +53,7 @@ async def test_filters_and_limits_over_http_resume_without_gap_or_repetition(
         if found[-1].position == Position(39, 4):
             break
         at = f"{found[-1].scn}:{found[-1].seq}"
-    assert places(got) == places(whole)
+    assert ops_and_positions(got) == ops_and_positions(whole)
     assert [bytes(a.bytes) for a in got] == [bytes(a.bytes) for a in whole]
 
 
@@ -66,9 +66,9 @@ async def test_a_reader_that_resumes_inside_a_window_gets_its_end_and_after_it_n
     url = f"{relay.url}/v1/shop/stream"
     for seq in (1, 2, 3):
         found = await frames(http, url, scn=f"{scn}:{seq}", sources="shop.orders")
-        assert places(found) == [(END, scn, 4), (BEAT, scn, 7)]
+        assert ops_and_positions(found) == [(END, scn, 4), (BEAT, scn, 7)]
     found = await frames(http, url, scn=f"{scn}:4", sources="shop.orders")
-    assert places(found) == [(BEAT, scn, 7)]
+    assert ops_and_positions(found) == [(BEAT, scn, 7)]
 
 
 async def test_a_plain_poll_of_an_idle_stream_returns_at_once_with_its_position(
@@ -78,7 +78,7 @@ async def test_a_plain_poll_of_an_idle_stream_returns_at_once_with_its_position(
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     found = await frames(http, f"{relay.url}/v1/shop/stream", scn=5)
-    assert places(found) == [(BEAT, 5, 2**32 - 1)]
+    assert ops_and_positions(found) == [(BEAT, 5, 2**32 - 1)]
     assert loop.time() - began_s < 5
 
 
@@ -96,7 +96,11 @@ async def test_a_long_poll_is_woken_by_the_commit_and_not_by_a_timer(
             ) as answer:
                 appended_s = loop.time()
                 live.append(insert(scn))
-                assert places(list(iter_frames(await answer.read())))[0] == (INSERT, scn, 0)
+                assert ops_and_positions(list(iter_frames(await answer.read())))[0] == (
+                    INSERT,
+                    scn,
+                    0,
+                )
                 assert loop.time() - appended_s < 5
     live.close()
 
@@ -111,7 +115,7 @@ async def test_a_long_poll_continues_to_wait_through_windows_that_do_not_match(
         relay.append(insert(2))
         relay.append(insert(3, ITEMS))
         body = await answer.read()
-    assert places(list(iter_frames(body))) == [(INSERT, 3, 0), (END, 3, 1)]
+    assert ops_and_positions(list(iter_frames(body))) == [(INSERT, 3, 0), (END, 3, 1)]
 
 
 async def test_a_long_poll_without_a_match_ends_with_the_position_it_has_reached(
@@ -120,4 +124,4 @@ async def test_a_long_poll_without_a_match_ends_with_the_position_it_has_reached
     relay.append(insert(1), insert(2))
     url = f"{relay.url}/v1/shop/stream"
     found = await frames(http, url, sources="shop.items", wait_ms=50)
-    assert places(found) == [(BEAT, 2, 1)]
+    assert ops_and_positions(found) == [(BEAT, 2, 1)]

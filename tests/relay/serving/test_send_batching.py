@@ -13,7 +13,7 @@ from databus.common.checkpoint import Position
 from databus.common.frame.frame_format import iter_frames
 from databus.relay.serving.send_batching import PendingBatch
 from tests.support.live_relay import LiveRelay
-from tests.support.relay_http import BEAT, END, FRAMES, INSERT, Follower, insert, places
+from tests.support.relay_http import BEAT, END, FRAMES, INSERT, Follower, insert, ops_and_positions
 
 LONG_MS = 50_000
 WINDOW_BYTES = len(insert(1))
@@ -79,7 +79,7 @@ async def test_a_follower_gets_a_batch_when_it_is_large_enough(
             relay.append(insert(scn))
             beat = await follower.next()
             assert beat is not None
-            assert (beat.op, beat.position) == (BEAT, Position(0, 0)), "held, and told so"
+            assert (beat.op, beat.position) == (BEAT, Position(0, 0)), "held, with a heartbeat"
         relay.append(insert(10))
         for scn in range(1, 11):
             for op, seq in ((INSERT, 0), (END, 1)):
@@ -119,10 +119,10 @@ async def test_a_long_poll_gathers_until_its_own_time_is_over(
         relay.append(insert(2))
         found = list(iter_frames(await answer.read()))
     expected = [(INSERT, 1, 0), (END, 1, 1), (INSERT, 2, 0), (END, 2, 1)]
-    assert places(found) == expected
+    assert ops_and_positions(found) == expected
     async with http.get(url, params={"batch_ms": LONG_MS}, headers=FRAMES) as answer:
         found = list(iter_frames(await answer.read()))
-    assert places(found) == expected, "a plain poll waits for nothing"
+    assert ops_and_positions(found) == expected, "a plain poll waits for nothing"
 
 
 async def test_a_reader_whose_batch_was_overwritten_is_notified(

@@ -22,7 +22,7 @@ SIZE = 8 << 20
 
 
 class Stream:
-    """One side sends ``SIZE`` bytes, the other reads when it is told to."""
+    """One side sends ``SIZE`` bytes, the other reads when the test lets it."""
 
     def __init__(self) -> None:
         self.sender, self.reader = socket.socketpair()

@@ -79,20 +79,20 @@ def test_any_mix_of_readers_and_commits_gets_what_reads_of_their_own_get(tmp_pat
     rng = random.Random(3)
     windows = endless_windows(9, most_bytes=500)
     with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as ring:
-        reads, places = SharedReads(), [ring.find(ORIGIN)] * 5
+        reads, ring_positions = SharedReads(), [ring.find(ORIGIN)] * 5
         for _ in range(600):
             if rng.random() < 0.2:
                 writer.append(next(windows))
             index = rng.randrange(5)
             size = rng.choice((1, 500, 4096))
             try:
-                wanted = ring.read(places[index], size)
+                wanted = ring.read(ring_positions[index], size)
             except ReaderOvertaken:
                 with pytest.raises(ReaderOvertaken):
-                    reads.read(ring, places[index], size)
-                places[index] = ring.find(ring.snapshot().prev)
+                    reads.read(ring, ring_positions[index], size)
+                ring_positions[index] = ring.find(ring.snapshot().prev)
                 continue
-            assert reads.read(ring, places[index], size) == wanted
-            places[index] = wanted[1]
+            assert reads.read(ring, ring_positions[index], size) == wanted
+            ring_positions[index] = wanted[1]
             assert len(reads._answers) <= MAX_BLOCKS
         assert reads.read_count < 600

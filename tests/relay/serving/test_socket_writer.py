@@ -101,7 +101,7 @@ async def test_polls_of_any_size_give_the_stream_without_gap_or_repetition(
     while live.writer.state.tail < 3 << 20:
         live.append(next(windows))
     found, at, spans = b"", live.writer.state.prev, 0
-    true = b"".join(frame for place, frame in stream_up_to(live.writer.last) if place > at)
+    true = b"".join(frame for position, frame in stream_up_to(live.writer.last) if position > at)
     async with live.served():
         while at < live.writer.last:
             query = {"checkpoint": checkpoint(at)}
@@ -292,7 +292,7 @@ def port_of(live: LiveRelay) -> int:
 
 
 class Stuck:
-    """A reader that takes the head of its answer, and then nothing until it is told."""
+    """A reader that takes the head of its answer, and then nothing until the test lets it."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.socket()

@@ -19,7 +19,7 @@ from databus.relay.ring.ring_format import RingState
 from databus.relay.ring.ring_reader import RingReader
 from databus.relay.serving import stream_sender
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
-from tests.support.relay_http import END, INSERT, frames, places, problem
+from tests.support.relay_http import END, INSERT, frames, ops_and_positions, problem
 
 TOO_OLD = "scn_too_old"
 S = 1_000_000  # a window's commit time is its scn in seconds
@@ -91,12 +91,12 @@ async def outcome(http: aiohttp.ClientSession, url: str, query: dict[str, str]) 
         if answer.status != 200:
             return str((await answer.json(content_type=None))["code"])
         (first,) = iter_frames(await answer.read())
-        place = f"{first.scn}:{first.seq}"
+        position = f"{first.scn}:{first.seq}"
         is_ahead = "Databus-Ahead" in answer.headers
         if first.op != Op.HEARTBEAT:
             assert not is_ahead
-            return place
-        return f"ahead {place}" if is_ahead else f"at {place}"
+            return position
+        return f"ahead {position}" if is_ahead else f"at {position}"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ each_moment = pytest.mark.parametrize("moment", [LOOKED_UP, FOUND])
 
 
 class Turning:
-    """A small ring that turns over, as often as it is told to, behind a moment of a start."""
+    """A small ring that is overwritten, as often as the test sets, behind a moment of a start."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, moment: str
@@ -147,12 +147,12 @@ class Turning:
             start: StartPoint, state: RingState, clock: str, database: str
         ) -> Position:
             position = look_up(start, state, clock, database)
-            self.turn_if_left()
+            self.overwrite_if_left()
             return position
 
         def find_slowly(ring: RingReader, position: Position) -> int:
             found = find(ring, position)
-            self.turn_if_left()
+            self.overwrite_if_left()
             return found
 
         if moment == LOOKED_UP:
@@ -160,7 +160,7 @@ class Turning:
         else:
             monkeypatch.setattr(RingReader, "find", find_slowly)
 
-    def turn_if_left(self) -> None:
+    def overwrite_if_left(self) -> None:
         """Turn over, unless that has been done as often as it was to be."""
         if self.left:
             self.left -= 1
@@ -188,12 +188,12 @@ async def test_the_oldest_that_is_evicted_while_it_is_looked_up_is_looked_up_aga
     turning = Turning(tmp_path, monkeypatch, times, moment)
     async with turning.live.served():
         url = f"{turning.live.url}/v1/shop/stream"
-        found = places(await frames(http, url, start="oldest", **query))
+        found = ops_and_positions(await frames(http, url, start="oldest", **query))
     state = turning.live.writer.state
     assert turning.left == 0
     assert found == [
-        place for scn in range(state.min.scn, turning.scn + 1)
-        for place in ((INSERT, scn, 0), (END, scn, 1))
+        position for scn in range(state.min.scn, turning.scn + 1)
+        for position in ((INSERT, scn, 0), (END, scn, 1))
     ]  # fmt: skip
     turning.live.close()
 
@@ -241,6 +241,8 @@ async def test_a_reader_that_starts_where_the_ring_begins_gets_the_end_of_the_wi
                 ("shop.orders", rest),
                 ("shop.*", [*rest, (INSERT, 6, 0), (END, 6, 1)]),
             ):
-                found = places(await frames(http, url, sources=sources, **query))
-                assert [place for place in found if place[0] != Op.HEARTBEAT] == taken, query
+                found = ops_and_positions(await frames(http, url, sources=sources, **query))
+                assert [position for position in found if position[0] != Op.HEARTBEAT] == taken, (
+                    query
+                )
     live.close()

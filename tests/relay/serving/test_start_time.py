@@ -95,13 +95,13 @@ async def test_a_reader_starts_at_a_commit_time_or_gets_the_range(tmp_path: Path
     live.append(*(window(scn, [(Op.INSERT, ORDERS, scn)]) for scn in (4, 6, 8)))
     async with live.served(), aiohttp.ClientSession(headers={"Accept": FRAMES_TYPE}) as http:
         url = f"{live.url}/v1/shop/stream"
-        for asked, scns, start in (
+        for start_time, scns, start in (
             ("1970-01-01T00:00:06Z", [6, 6, 8, 8], "4:1"),
             ("6000001", [8, 8], "6:1"),
             ("1970-01-01T00:01:00Z", [8], "8:1"),  # a heartbeat: the newest is where it stands
         ):
-            async with http.get(url, params={"start_time": asked}) as answer:
-                assert [f.scn for f in iter_frames(await answer.read())] == scns, asked
+            async with http.get(url, params={"start_time": start_time}) as answer:
+                assert [f.scn for f in iter_frames(await answer.read())] == scns, start_time
                 assert answer.headers["Databus-Start"] == start
         async with http.get(url, params={"start_time": "4000000"}) as answer:
             document = await answer.json(content_type=None)

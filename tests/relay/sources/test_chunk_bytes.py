@@ -51,14 +51,14 @@ def test_of_a_list_of_keys_sqlite_looks_for_as_many_as_fit(tmp_path: Path) -> No
         connection.execute("INSERT INTO wide VALUES (?, zeroblob(?))", (key, ROW_BYTES))
     connection.close()
     reader = SqliteChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
-    asked, count, missing, done = [[key] for key in range(22)], 0, [], False
+    remaining, count, missing, done = [[key] for key in range(22)], 0, [], False
     while not done:
-        request = ChunkRequest("main.wide", 100, keys=asked, max_bytes=4 * ROW_BYTES)
+        request = ChunkRequest("main.wide", 100, keys=remaining, max_bytes=4 * ROW_BYTES)
         chunk = reader.read(request)
         assert chunk.rows.size_bytes <= 5 * ROW_BYTES
-        asked, done = asked[chunk.key_count :], chunk.done
+        remaining, done = remaining[chunk.key_count :], chunk.done
         count, missing = count + len(chunk.rows), missing + chunk.missing
-    assert (count, missing, asked) == (20, [[20], [21]], [])
+    assert (count, missing, remaining) == (20, [[20], [21]], [])
     reader.close()
 
 

@@ -1,4 +1,4 @@
-"""Databases that are none, or somebody else's: what a scripted server can get out of us."""
+"""Servers that are no database, or another one: what a scripted server can get from the relay."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ async def test_mysql_does_not_get_the_password_in_clear(plugin: bytes) -> None:
 async def test_mysql_gets_no_password_under_a_key_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without TLS, from an address where somebody may be between."""
+    """Without TLS, from an address where an attacker may be between."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 

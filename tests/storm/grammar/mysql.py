@@ -77,15 +77,15 @@ class MySqlWords(RowWords):
         return self.pick(*TEXTS, odd)
 
     def values(self, columns: Iterable[Column], number: int) -> str:
-        told = []
+        row = []
         for column in columns:
             if column.is_key and "char" not in column.type:
-                told.append(str(number))
+                row.append(str(number))
             elif column.is_automatic and self.chance(0.3):
-                told.append("NULL")
+                row.append("NULL")
             else:
-                told.append(self.value(column))
-        return f"({', '.join(told)})"
+                row.append(self.value(column))
+        return f"({', '.join(row)})"
 
     def insert(self, table: TableFacts, rows: int = 1, verb: str = "INSERT INTO") -> str:
         return f"{verb} {self.inserted(table, rows)}"
@@ -124,13 +124,13 @@ class MySqlRows(MySqlWords):
         if table and other:
             columns = self.columns(table)
             key = quoted(other.key[0])
-            asked = ", ".join(
+            selected = ", ".join(
                 f"{key} + 100" if column.is_key else self.value(column).replace("DEFAULT", "NULL")
                 for column in columns
             )
             yield (
                 f"INSERT IGNORE INTO {self.full(table)} ({self.listed(columns)}) "
-                f"SELECT {asked} FROM {self.full(other)}"
+                f"SELECT {selected} FROM {self.full(other)}"
             )
 
     @production(1)

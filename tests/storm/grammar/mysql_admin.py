@@ -210,7 +210,7 @@ class MySqlAdministration(MySqlRows):
 
     @production(0.4)
     def p_imported_tablespace(self) -> Iterator[str]:
-        """The rows of another table's file take a table's place."""
+        """The rows of another table's file replace a table's rows."""
         name = f"ts{self.next_number()}"
         columns = "(`id` INT PRIMARY KEY, `a` INT) ENGINE = InnoDB"
         yield f"CREATE TABLE `{name}` {columns}"

@@ -157,7 +157,7 @@ class MySqlGrammar(MySqlAdministration):
 
     @production(1.5)
     def p_rename_in(self) -> Iterator[str]:
-        """A table of a schema that is not captured takes the place of one that is."""
+        """A table of a schema that is not captured replaces one that is."""
         table = self.some_table()
         outside = self.base_tables(captured=False)
         if table and outside and self.site.is_captured(table.schema):
@@ -190,16 +190,16 @@ class MySqlGrammar(MySqlAdministration):
         column = quoted(self.rng.choice(others or self.columns(table)).name)
         new = quoted(self.pick("a", "b", "c", "d", "e", "neu", "Key", "x y"))
         type_ = self.rng.choice(TYPES)
-        place = self.pick("", "", " FIRST", f" AFTER {quoted(table.columns[0].name)}")
+        column_position = self.pick("", "", " FIRST", f" AFTER {quoted(table.columns[0].name)}")
         default = self.pick("", "", " NOT NULL", " NULL DEFAULT NULL")
         return self.pick(
-            f"ADD COLUMN {new} {type_}{default}{place}",
-            f"ADD {new} {type_}{place}",
+            f"ADD COLUMN {new} {type_}{default}{column_position}",
+            f"ADD {new} {type_}{column_position}",
             f"ADD COLUMN {new} INT DEFAULT 7",
             f"DROP COLUMN {column}",
             f"DROP {column}, ADD {column} {type_}",
-            f"CHANGE {column} {new} {type_}{place}",
-            f"MODIFY {column} {type_}{place}",
+            f"CHANGE {column} {new} {type_}{column_position}",
+            f"MODIFY {column} {type_}{column_position}",
             f"RENAME COLUMN {column} TO {new}",
             f"ALTER {column} SET DEFAULT NULL",
             f"ALTER {column} DROP DEFAULT",

@@ -67,13 +67,13 @@ class PostgresWords(RowWords):
         return self.pick(*TEXTS) if kind == "text" else self.pick("'plain'", "''", "'it''s'")
 
     def values(self, columns: Iterable[Column], number: int) -> str:
-        told = [
+        row = [
             str(number)
             if column.is_key and column.type in ("integer", "bigint")
             else self.value(column)
             for column in columns
         ]
-        return f"({', '.join(told)})"
+        return f"({', '.join(row)})"
 
     def insert(self, table: TableFacts, rows: int = 1, end: str = " ON CONFLICT DO NOTHING") -> str:
         return f"INSERT INTO {self.inserted(table, rows)}{end}"

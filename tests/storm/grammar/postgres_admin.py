@@ -56,7 +56,7 @@ class PostgresAdministration(PostgresRows):
 
     @production(0.1)
     def p_own_slot_lost(self) -> Iterator[str]:
-        """By somebody who ends the relay's session first."""
+        """By a session that ends the relay's session first."""
         lose = self.pick(
             f"pg_drop_replication_slot('{SLOT}')",
             f"pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())",

@@ -319,7 +319,7 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
 
 
 def _shown(config: BootstrapConfig) -> str:
-    """The applier's configuration in a form that anyone may read; it has no relays."""
+    """The applier's configuration in a form without secrets; it has no relays."""
     return config.model_copy(update={"relays": ()}).model_dump_json()
 
 

@@ -100,7 +100,7 @@ class Decoding:
     def _decode_ahead(self, block: Block, index: int) -> dict[str, Any] | None:
         """Decode a row together with those after it; None if it has to be decoded alone.
 
-        The number grows while most of the rows that were decoded ahead are asked for.
+        The number grows while the application reads most of the rows that were decoded ahead.
         """
         is_used = 2 * self._taken_count >= self._ahead_count
         self._ahead_rows = min(4 * self._ahead_rows, _MOST_AHEAD) if is_used else 1

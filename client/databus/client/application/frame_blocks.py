@@ -100,7 +100,7 @@ class Block:
         self._key_hashes: list[int] | None = None
         self._afters: _Afters | None = None
         self.values: dict[int, dict[str, Any]] = {}
-        """Rows that were decoded together with others and not asked for yet, by index."""
+        """Rows that were decoded together with others and not read yet, by index."""
 
     @property
     def key_hashes(self) -> list[int]:

@@ -186,7 +186,7 @@ class Delivery:
         while not self._is_stopping:
             if time.monotonic() - self._yielded_s > _YIELD_S:
                 await self._yield()
-                continue  # A stop that was asked for has been noted meanwhile.
+                continue  # A stop that was requested has been noted meanwhile.
             if (
                 self._deferred or self._key_workers.failure is not None
             ) and await self._settle_deferred():

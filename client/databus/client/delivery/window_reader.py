@@ -32,7 +32,7 @@ class ReadWindow:
 
     Invariants:
         I1. Its events can be iterated over once, and are then forgotten, however many they are.
-            A list of them that was asked for is retained with the window.
+            A list of them that was read is retained with the window.
     """
 
     __slots__ = ("_is_passed", "_loaded", "_reader", "_retained", "_window", "checkpoint",

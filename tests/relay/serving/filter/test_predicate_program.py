@@ -1,4 +1,4 @@
-"""The program of a predicate gives the verdicts of its closures, or leaves a row to them."""
+"""The program of a predicate gives the results of its closures, or leaves a row to them."""
 
 from __future__ import annotations
 
@@ -184,16 +184,16 @@ def test_damaged_rows_are_left_to_the_decoder_that_names_the_damage() -> None:
     program = compile_program(parse_where("t = 'ab' AND n = 3 AND rate > 0 AND total > 0"), TABLE)
     assert program is not None
     whole = bytearray(block_of(random.Random(3), 1))
-    rng, places = random.Random(5), np.zeros(1, dtype=np.int64)
+    rng, offsets = random.Random(5), np.zeros(1, dtype=np.int64)
     for _ in range(3000):
         block = whole.copy()
         for _ in range(rng.randrange(1, 6)):
             block[rng.randrange(11, len(block))] = rng.randrange(256)
         matches = np.zeros(1, dtype=np.int8)
-        program.match(np.frombuffer(block, dtype=np.uint8), places, places, matches)
+        program.match(np.frombuffer(block, dtype=np.uint8), offsets, offsets, matches)
         assert matches[0] in (-1, 0, 1)
     cut = np.frombuffer(bytes(whole[:76]), dtype=np.uint8)
-    program.match(cut, places, places, matches)
+    program.match(cut, offsets, offsets, matches)
     assert matches[0] == predicate_kernels.UNDECIDED
 
 
@@ -227,7 +227,7 @@ def test_a_pattern_that_would_take_long_is_left_to_the_regular_expressions(
 
 
 def digest() -> int:
-    """Of all verdicts that programs give over a few rows."""
+    """Of all results that programs give over a few rows."""
     block = block_of(random.Random(8), 30).copy()  # which may be written
     columns = frame_format.scan(block, verify=False)
     rows = np.flatnonzero(columns.op < frame_format.FIRST_CONTROL_OP)

@@ -240,7 +240,7 @@ async def test_the_parent_filters_and_positions_stay_raw(tmp_path: Path) -> None
             data, _ = await read_until(source, Position(0, 0), Position(8, 2))
             found = [view.position for view in frame_format.iter_frames(data)]
             assert found == [Position(scn, seq) for scn in range(1, 9) for seq in (1, 2)]
-            # The window of another table costs nothing, but its scn is told as passed.
+            # The window of another table costs nothing, but its scn is reported as passed.
             batch = await first_batch(source, Position(8, 2))
             assert (batch.data, batch.resolved) == (b"", 8)
 
@@ -353,7 +353,7 @@ async def test_a_child_that_is_too_slow_is_cut_off_behind_its_last_whole_frame(
                     live.append(window(scn, large, text="x" * 4_000))
                     for _ in range(5):
                         await asyncio.sleep(0)
-                # It is told so, or its connection breaks off where an extent was overtaken.
+                # It is notified, or its connection breaks off where an extent was overtaken.
                 with pytest.raises((SourcePositionLost, SourceUnavailable)):
                     async for batch in stream:
                         data += batch.data
@@ -433,11 +433,11 @@ PROBLEM = '{"code": "server_unavailable", "title": "the fetcher does not answer"
 @pytest.mark.parametrize("refusal", [PROBLEM, "<html>502 Bad Gateway</html>", "[]"])
 async def test_a_release_that_a_parent_refuses_is_sent_again(refusal: str) -> None:
     answers = [web.Response(status=503, text=refusal), web.json_response({})]
-    told: list[object] = []
+    released: list[object] = []
 
     async def release(request: web.Request) -> web.Response:
-        told.append(await request.json())
-        return answers[len(told) - 1]
+        released.append(await request.json())
+        return answers[len(released) - 1]
 
     app = web.Application()
     app.router.add_post("/v1/shop/release", release)
@@ -447,5 +447,5 @@ async def test_a_release_that_a_parent_refuses_is_sent_again(refusal: str) -> No
             await source.release(Position(7, 1))
         await source.release(Position(7, 1))
         await source.release(Position(7, 1))
-        assert told == [{"scn": 7, "seq": 1}] * 2
+        assert released == [{"scn": 7, "seq": 1}] * 2
         await source.close()

@@ -90,9 +90,9 @@ async def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not() -> 
 async def test_a_stream_that_begins_later_is_the_rest_of_the_one_from_the_start() -> None:
     whole = await stream(source(BASE), 0, 100_000)
     rest = await stream(source(BASE), 12, 100_000)
-    place = next(view.offset for view in frame_format.iter_frames(whole) if view.scn == 13)
-    size = min(len(whole) - place, len(rest))
-    assert whole[place : place + size] == rest[:size]
+    offset = next(view.offset for view in frame_format.iter_frames(whole) if view.scn == 13)
+    size = min(len(whole) - offset, len(rest))
+    assert whole[offset : offset + size] == rest[:size]
 
 
 async def test_windows_larger_than_a_batch_are_cut_between_frames_and_continued() -> None:

@@ -211,7 +211,7 @@ async def test_a_rebuilt_table_is_suspended_alone_because_its_triggers_were_gone
     data = b"".join(batch.data for batch in found)
     assert frame_format.scan(data).op.tolist().count(Op.INSERT) == 2, "those of the other table"
     assert "no triggers" in (await source.status())["warnings"][0]
-    # What is asked for is taken up with the new definition.
+    # A request is carried out with the new definition.
     reading = asyncio.ensure_future(source.read_chunk(ChunkRequest("main.line", limit=10)))
     while not reading.done():
         found.append(await anext(stream))

@@ -79,8 +79,8 @@ def test_the_log_has_every_value_exactly_whatever_type_its_column_declares(
     db = database("shop.db", f"CREATE TABLE t (id INTEGER PRIMARY KEY, {columns})")
     bring_in_step(db)
     for value in VALUES:
-        places = ", ".join("?" * len(DECLARED))
-        db.execute(f"INSERT INTO t VALUES (NULL, {places})", (value,) * len(DECLARED))
+        placeholders = ", ".join("?" * len(DECLARED))
+        db.execute(f"INSERT INTO t VALUES (NULL, {placeholders})", (value,) * len(DECLARED))
     held = [list(row) for row in db.execute("SELECT * FROM t ORDER BY id")]
     logged = [log.parse_row(new) for (new,) in db.execute("SELECT new FROM databus_log")]
     assert list(map(repr, logged)) == list(map(repr, held))

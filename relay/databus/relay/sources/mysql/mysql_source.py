@@ -238,8 +238,8 @@ class MySqlSource:
             is_lost = self._restored is not None and self._restored.stored is None
             foreign = "" if is_lost else await self._query(self._numbering.foreign)
             resume_state = dataclasses.replace(resume_state, foreign=foreign)
-        asked = resume_state
-        start = await self._query(lambda c: self._numbering.dump_after(c, settings, asked))
+        resumed = resume_state
+        start = await self._query(lambda c: self._numbering.dump_after(c, settings, resumed))
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, resume_state)
         progress = decoder.progress

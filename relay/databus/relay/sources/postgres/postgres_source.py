@@ -443,7 +443,7 @@ class PostgresSource:
             whole = [table for table in wanted if publication.problem(table) is None]
             self._published = self._published.after(whole, publication, definitions)
         for table in wanted:
-            is_left_out = self._published.knows(table) and not is_new  # by somebody else
+            is_left_out = self._published.knows(table) and not is_new  # by another session
             if publication.has(table) or publication.all_tables or is_left_out:
                 continue
             try:

@@ -57,18 +57,18 @@ def transaction() -> tuple[list[memoryview], int]:
 def test_offsets_within_a_transaction_are_counted_from_its_beginning() -> None:
     events, end = transaction()
     reader = decoder()
-    places = []
+    offsets = []
     for one in events:
         # The ALTER TABLE needs the catalogue; nothing here needs its answer.
         if reader.feed(one):
-            places.append((reader.cursor.offset, reader.cursor.server_offset))
+            offsets.append((reader.cursor.offset, reader.cursor.server_offset))
         else:
-            places.append((reader.lookahead_request.offset, reader.cursor.server_offset))
+            offsets.append((reader.lookahead_request.offset, reader.cursor.server_offset))
             reader.cursor.offset = reader.lookahead_request.offset
     counted = [BEGIN]
     for one in events[1:-1]:
         counted.append(counted[-1] + len(one))
-    assert places == [*((place, BEGIN) for place in counted), (end, end)]
+    assert offsets == [*((offset, BEGIN) for offset in counted), (end, end)]
 
 
 def test_the_kernel_counts_offsets_as_the_decoder_does() -> None:
@@ -100,7 +100,7 @@ def test_a_look_ahead_sees_statements_without_an_end_position_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events, end = transaction()
-    asked: list[int] = []
+    offsets: list[int] = []
 
     class Server:
         """A connection to a server whose binlog is ``events``."""
@@ -114,8 +114,8 @@ def test_a_look_ahead_sees_statements_without_an_end_position_each_once(
             return ("CRC32", 0) if "checksum" in question else ("binlog.000007", end)
 
         def start_binlog(self, request: BinlogRequest, *_: object) -> socket.socket:
-            asked.append(request.offset)
-            assert request.offset == BEGIN, "the server does not know the place"
+            offsets.append(request.offset)
+            assert request.offset == BEGIN, "the server has no such offset"
             for one in events[1:]:
                 self._theirs.sendall(packet(one))
             return self._ours
@@ -142,4 +142,4 @@ def test_a_look_ahead_sees_statements_without_an_end_position_each_once(
             ["ALTER TABLE t ADD c INT"] if is_before else []
         )
     connection.close()
-    assert asked == [BEGIN], "what was read is kept"
+    assert offsets == [BEGIN], "what was read is cached"

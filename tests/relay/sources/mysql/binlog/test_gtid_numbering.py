@@ -1,4 +1,4 @@
-"""What a server is asked for after a position, by what it says of its GTIDs."""
+"""What is requested of a server after a position, by what it reports of its GTIDs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_number_that_no_session_commits_has_not() -> None:
         ("1-5:tag:1-9", "", {SERVER: ((1, 5),)}),
         ("1-5:tag:1-9", ":tag:1-4", {SERVER: ((1, 5),), f"{SERVER}:tag": ((1, 4),)}),
         ("1-5:tag:3-9", ":tag:1-4:8-12", {SERVER: ((1, 5),), f"{SERVER}:tag": ((3, 4), (8, 9))}),
-        ("1-5:other:1", ":tag:1-4", {SERVER: ((1, 5),)}),  # no server may be told more than it has
+        ("1-5:other:1", ":tag:1-4", {SERVER: ((1, 5),)}),  # no server may be sent more than it has
     ],
 )
 def test_what_came_under_a_tag_before_the_first_start_is_not_sent(
@@ -101,18 +101,18 @@ def test_a_beginning_has_the_unused_numbers() -> None:
 def test_a_beginning_waits_for_the_commits_that_are_under_way() -> None:
     """As with binlog_order_commits = OFF: 4 and 7 are in their commits, 9 is free."""
     gtids = [("1-3:5-6:8:10", "4#1:7#2:11#3"), ("1-6:8:10", "7#2"), ("1-8:10-12", "13#1")]
-    asked = [*gtids[:1], *gtids]
+    answers = [*gtids[:1], *gtids]
 
     def row(sql: str) -> tuple[Any, ...]:
         if sql.endswith("gtid_owned"):
-            return (f"{SERVER}:{asked[0][1]}",)
-        return (f"{SERVER}:{asked.pop(0)[0]}",)
+            return (f"{SERVER}:{answers[0][1]}",)
+        return (f"{SERVER}:{answers.pop(0)[0]}",)
 
     resume_state = UuidNumbering((SERVER,)).beginning(
         cast(MySqlConnection, SimpleNamespace(row=row))
     )
     assert (resume_state.scn, resume_state.missed) == (10, f"{SERVER}:9-9")
-    assert not asked
+    assert not answers
 
 
 def test_a_beginning_does_not_wait_for_a_session_that_has_reserved_a_number(

@@ -14,15 +14,15 @@ from databus.relay.sources.mysql.gtid.binlog_locations import (
 
 
 def _locations(*passed: tuple[str, int, int], most: int = 100) -> BinlogLocations:
-    places = BinlogLocations(most)
+    locations = BinlogLocations(most)
     for file, offset, scn in passed:
-        places.passed(file, offset, scn)
-    return places
+        locations.passed(file, offset, scn)
+    return locations
 
 
 def test_a_location_that_the_stream_has_reached_is_known_exactly() -> None:
-    places = _locations(("b.000009", 100, 7), ("b.000009", 300, 9), ("b.000010", 4, 9))
-    assert places.around(BinlogLocation(9, 300)) == EnclosedSnapshot(9, 9)
+    locations = _locations(("b.000009", 100, 7), ("b.000009", 300, 9), ("b.000010", 4, 9))
+    assert locations.around(BinlogLocation(9, 300)) == EnclosedSnapshot(9, 9)
 
 
 def test_a_location_between_two_is_enclosed_and_only_certain_commits_are_visible() -> None:
@@ -39,24 +39,24 @@ def test_nothing_is_known_of_locations_outside_of_what_was_passed(location: Binl
 
 
 def test_the_oldest_locations_are_dropped_and_the_newest_retained() -> None:
-    places = _locations(*(("b.000001", offset, offset) for offset in range(1, 30)), most=5)
-    assert places.around(BinlogLocation(1, 1)) is None
-    assert places.around(BinlogLocation(1, 29)) == EnclosedSnapshot(29, 29)
+    locations = _locations(*(("b.000001", offset, offset) for offset in range(1, 30)), most=5)
+    assert locations.around(BinlogLocation(1, 1)) is None
+    assert locations.around(BinlogLocation(1, 29)) == EnclosedSnapshot(29, 29)
 
 
 async def test_a_waiter_is_notified_when_the_stream_passes() -> None:
-    places = _locations(("b.000001", 10, 1))
+    locations = _locations(("b.000001", 10, 1))
     waiting = [
-        asyncio.ensure_future(places.wait_around(BinlogLocation(1, 20), 60)) for _ in range(2)
+        asyncio.ensure_future(locations.wait_around(BinlogLocation(1, 20), 60)) for _ in range(2)
     ]
     await asyncio.sleep(0)
-    places.passed("b.000001", 15, 2)
+    locations.passed("b.000001", 15, 2)
     await asyncio.sleep(0)
-    places.passed("b.000001", 25, 4)
+    locations.passed("b.000001", 25, 4)
     assert await asyncio.gather(*waiting) == [EnclosedSnapshot(2, 4)] * 2
 
 
 async def test_a_stream_that_does_not_pass_or_is_long_past_notifies_no_waiter() -> None:
-    places = _locations(("b.000001", 10, 1))
-    assert await places.wait_around(BinlogLocation(1, 20), 0.01) is None
-    assert await places.wait_around(BinlogLocation(1, 5), 60) is None
+    locations = _locations(("b.000001", 10, 1))
+    assert await locations.wait_around(BinlogLocation(1, 20), 0.01) is None
+    assert await locations.wait_around(BinlogLocation(1, 5), 60) is None

@@ -148,7 +148,7 @@ def test_a_body_with_any_other_byte_is_read_or_refused() -> None:
                 try:
                     assert read_tagged_gtid(memoryview(damaged)).number
                     read += 1
-                except (IndexError, ValueError):  # which the decoder gives a place
+                except (IndexError, ValueError):  # to which the decoder adds a position
                     refused += 1
     assert read and refused
 
@@ -272,7 +272,7 @@ def test_what_is_prepared_without_an_scn_suspends_its_tables_when_it_is_committe
     reader = reader_at(5)
     feed(reader, prepare(tagged(OLD, 1), *change(1)), transaction(OLD, 6, *change(2)))
     assert (ids(reader), suspensions(reader), reader.resolved) == ([(6, 2)], {}, 6)
-    # Until then it is read again after a restart: on MySQL by its GTID, on both by its place.
+    # Until then it is read again after a restart: on MySQL by its GTID, on both by its location.
     assert (reader.resume_state().tagged, reader.resume_state().prepared) == ("", 5)
     feed(reader, [tagged(OLD, 2), COMMIT])
     assert suspensions(reader)["shop.t"].startswith(

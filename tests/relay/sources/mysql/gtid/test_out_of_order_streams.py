@@ -60,7 +60,7 @@ def test_an_out_of_order_number_suspends_the_captured_table_that_it_changes(
 
 
 def test_numbers_missed_after_the_resume_state_are_noted_when_they_are_read_again() -> None:
-    # Killed after the ring's sync at 9, and before the memo's: that one is of 5.
+    # Killed after the ring's sync at 9, and before that of the resume state, which is of 5.
     reader = reader_at(9)
     reader.progress.last_seq_no = 5
     feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))

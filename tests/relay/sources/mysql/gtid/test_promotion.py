@@ -179,7 +179,7 @@ def test_a_table_is_suspended_at_an_uncertain_change_and_the_others_continue(
     suspensions = reader.suspended.suspensions
     assert (list(suspensions), suspensions["shop.t"].since_scn) == (["shop.t"], 2)
     assert why in suspensions["shop.t"].why
-    # Restarted inside of it: up to the place where it stopped the rows are the same.
+    # Restarted inside of it: up to the suspension the rows are the same.
     again = mariadb_decoder()
     again.suspended = SuspendedTables(reader.resume_state().suspended)
     feed(again, mariadb_transaction(1, *change(1)), mariadb_transaction(2, *hidden, *other))

@@ -36,7 +36,7 @@ UPDATE_ROWS, WRITE_ROWS_V2 = 24, 30
 
 
 def packed(plain: bytes, *, width: int = 3, size: int | None = None) -> bytes:
-    """What stands in a compressed event for ``plain``; ``size`` is told for its own."""
+    """What a compressed event has for ``plain``; ``size`` is given as its own."""
     said = len(plain) if size is None else size
     return bytes([0x80 | width]) + said.to_bytes(width, "big") + zlib.compress(plain)
 
@@ -182,13 +182,13 @@ def test_any_torn_or_flipped_event_is_refused_or_means_the_same(
 
 def test_a_length_that_cannot_be_is_refused_before_there_is_room_for_it() -> None:
     noise = random.Random(1).randbytes(2 << 20)
-    for told, size, why in (
+    for raw, size, why in (
         (b"short", 0xFFFFFFFF, "cannot be 4294967295 uncompressed"),
         (noise, LONGEST_BYTES + 1, "cannot be"),
         (b"", 0, "cannot be 0 uncompressed"),
         (bytes(32 << 20), 100, "are not 100 uncompressed"),
     ):
-        body = memoryview(rows_head(1) + packed(told, width=4, size=size))
+        body = memoryview(rows_head(1) + packed(raw, width=4, size=size))
         tracemalloc.start()
         try:
             with pytest.raises(FormatError, match=f"here: .*{why}"):

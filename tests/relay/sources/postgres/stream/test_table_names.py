@@ -37,7 +37,7 @@ def test_a_look_gives_no_name_to_another_table_but_a_dump_does() -> None:
     names = named({"t": 100}, t=200)
     names.add_found({"t": 200})
     assert names.is_table_of("t", 100) and not names.is_table_of("t", 200)
-    assert names.missed_by(200) == {}, "what comes of it was never asked for"
+    assert names.missed_by(200) == {}, "its rows were never requested"
     assert names.assign("t", 200) and not names.assign("t", 200)
     assert names.is_table_of("t", 200) and not names.is_table_of("t", 100)
     names.describe(100, "old")

@@ -164,10 +164,10 @@ EDGES: list[tuple[int, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "text"), EDGES)
-def test_edges_of_every_kind_are_equal_on_both_paths(place: int, text: bytes) -> None:
+@pytest.mark.parametrize(("index", "text"), EDGES)
+def test_edges_of_every_kind_are_equal_on_both_paths(index: int, text: bytes) -> None:
     values = typical(1)
-    values[place] = text
+    values[index] = text
     messages = [made.begin(80), *DESCRIBED, made.insert(OID, values), made.commit(80)]
     assert len(list(iter_frames(both(messages)))) == 2
 
@@ -216,7 +216,7 @@ def test_random_rows_are_equal_on_both_paths(rows: list[tuple[Any, ...]]) -> Non
 def test_unchanged_values_are_marked_absent(values: list[Value]) -> None:
     messages = [made.begin(80), *DESCRIBED, made.update(OID, values), made.commit(80)]
     frame = next(iter_frames(both(messages)))
-    expected = [place for place, value in enumerate(values) if value is UNCHANGED]
+    expected = [index for index, value in enumerate(values) if value is UNCHANGED]
     marked = [i for i in range(14) if frame.absent[i >> 3] >> (i & 7) & 1]
     assert marked == expected
 
@@ -294,18 +294,18 @@ def test_a_stream_out_of_order_is_refused(messages: list[bytes], complaint: str)
 
 
 @pytest.mark.parametrize(
-    ("place", "text"),
+    ("index", "text"),
     [(7, b"infinity"), (7, b"0044-03-15 BC"), (8, b"24:00:00"), (9, b"-infinity"), (3, b"NaN")],
 )
 def test_a_value_beyond_its_kind_suspends_its_table_or_is_null_or_text(
-    place: int, text: bytes
+    index: int, text: bytes
 ) -> None:
     values = typical(1)
-    values[place] = text
+    values[index] = text
     fine, other = made.insert(OID, typical(2)), made.insert(OTHER, [b"k", b"1"])
     messages = [made.begin(80), *DESCRIBED, fine, made.insert(OID, values), fine, other]
     messages += [made.commit(80), made.begin(160), DESCRIBED[0], fine, other, made.commit(160)]
-    name = COLUMNS[place][0]
+    name = COLUMNS[index][0]
     for compiled in {False, common_kernels.COMPILED}:
         data, _, assembler, _ = assemble(messages, compiled=compiled)
         frames = [(f.scn, f.seq, f.source_id, Op(f.op).name) for f in iter_frames(data)]
@@ -352,7 +352,7 @@ def test_a_table_that_is_never_fit_does_not_prevent_others_from_being_resumed() 
     assembler.suspend_again("public.unfit", DefinitionGap("it is unlogged", rows_remain=False))
     assert assembler.apply_suspensions()
     assert suspended.left_out == {"public.unfit"}
-    assert not suspended.has_requests, "who has asked for the unfit one has to ask again"
+    assert not suspended.has_requests, "a request for the unfit one has to be repeated"
 
 
 def test_cut_and_damaged_messages_never_pass_the_kernel_unseen() -> None:
@@ -360,8 +360,8 @@ def test_cut_and_damaged_messages_never_pass_the_kernel_unseen() -> None:
     good = made.insert(OID, typical(1))
     for _ in range(400):
         damaged = bytearray(good)
-        place = chance.randrange(5, len(good))
-        damaged[place] = chance.randrange(256)
+        index = chance.randrange(5, len(good))
+        damaged[index] = chance.randrange(256)
         messages = [made.begin(80), *DESCRIBED, bytes(damaged)[: chance.randrange(6, len(good))]]
         with pytest.raises((FormatError, UnsupportedChange)):
             assemble([*messages, made.commit(80)], compiled=True)

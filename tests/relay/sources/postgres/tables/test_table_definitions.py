@@ -49,7 +49,7 @@ def test_neither_a_new_file_nor_a_new_catalogue_row_alone_is_a_change_of_rows() 
 def test_a_value_that_moves_from_the_catalogue_into_the_rows_stays_the_same() -> None:
     known = definition(column(is_missing=True, default=50))
     assert gap(known, definition(column(version="701", default=50), file=2)) is None
-    # An altered type writes the default anew; without one, nothing tells the two apart.
+    # An altered type writes the default again; without one, nothing distinguishes the two.
     assert gap(known, definition(column(version="701", default=51), file=2)) is not None
     known = definition(column(is_missing=True))
     assert gap(known, definition(column(version="701"), file=2)) is not None

@@ -126,7 +126,7 @@ class KnownTables:
         """The table of a table map; ``fresh`` if ``lookahead`` was made for its position.
 
         Raises:
-            CatalogueDiffers: a fresh outlook is needed.
+            CatalogueDiffers: a fresh DDL look-ahead is needed.
             TableUncertain: the definition of its rows is not certain.
             UnsupportedChange: a type cannot be converted.
         """

@@ -60,7 +60,7 @@ class MySqlTable:
 
     @property
     def specials(self) -> dict[str, str]:
-        """The types that the binlog does not tell, by column."""
+        """The types that the binlog does not contain, by column."""
         return {c.name: c.type_name for c in self.columns if c.type_name in SPECIAL_NAMES}
 
     def source_schema(self, zero_dates: str) -> SourceSchema:
