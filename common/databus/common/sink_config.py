@@ -37,8 +37,8 @@ class SqlSinkConfig(Section):
     """``[sink.sql]``: tables of a database as a mirror of the sources."""
 
     url: HiddenText
-    """The database. The scheme selects its kind: `sqlite`. `env:NAME` reads the URL from an
-    environment variable.
+    """The database. The scheme selects its kind: `sqlite`, `duckdb`, `postgresql`, `mysql` or
+    `mariadb`. `env:NAME` reads the URL from an environment variable.
     Example: url = "sqlite:////var/lib/shop/mirror.db" """
 
     existing: Literal["refuse", "adopt"] = "refuse"

@@ -30,6 +30,21 @@ def _sql_mirror(config: SqlSinkConfig) -> Sink:
         from databus.client.sinks.sql.sqlite_target import SqliteTarget
 
         target = SqliteTarget(rest.removeprefix("/"))
+    elif scheme == "duckdb":
+        from databus.client.sinks.sql.duckdb_target import DuckdbTarget
+
+        target = DuckdbTarget(rest.removeprefix("/"))
+    elif scheme in ("postgresql", "postgres"):
+        from databus.client.sinks.sql.postgres_target import PostgresTarget
+
+        target = PostgresTarget(url)
+    elif scheme in ("mysql", "mariadb"):
+        from databus.client.sinks.sql.mysql_target import MysqlTarget
+
+        target = MysqlTarget(url)
     else:
-        raise ConfigError(f"[sink.sql] url: the scheme {scheme!r} is none of sqlite")
+        raise ConfigError(
+            f"[sink.sql] url: the scheme {scheme!r} is none of sqlite, duckdb, postgresql, mysql, "
+            "mariadb"
+        )
     return SqlMirror(target, adopts_tables=config.existing == "adopt")

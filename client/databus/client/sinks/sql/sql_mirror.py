@@ -33,15 +33,15 @@ from databus.common.table_state import CaptureState, TableState
 
 T = TypeVar("T")
 TABLES = "databus_tables"
-_DDL = f"""\
-CREATE TABLE IF NOT EXISTS {TABLES} (
+_DDL = """\
+CREATE TABLE IF NOT EXISTS {name} (
     consumer VARCHAR(190) NOT NULL,
     source VARCHAR(190) NOT NULL,
     target VARCHAR(190) NOT NULL,
-    structure TEXT,
+    structure {text},
     state VARCHAR(20) NOT NULL,
     since_scn BIGINT NOT NULL,
-    reason TEXT NOT NULL,
+    reason {text} NOT NULL,
     PRIMARY KEY (consumer, source)
 )"""
 
@@ -78,6 +78,8 @@ class SqlMirror(Sink):
         self._name = self._owner = ""
         self._stored: StoredCheckpoint | None = None
         self._tables: dict[str, MirrorTable] = {}
+        # Targets of tables that may have been created although that was not recorded.
+        self._begun: set[str] = set()
         # The versions to which tables are reduced once no uncommitted row needs more columns.
         self._wanted: dict[str, SourceSchema] = {}
         self._is_connected = False
@@ -90,7 +92,7 @@ class SqlMirror(Sink):
         def opened() -> Checkpoint | None:
             self._target.connect()
             self._run(self._checkpoints.create())
-            self._target.ask(_DDL)
+            self._target.ask(_DDL.format(name=TABLES, text=self._target.text_type))
             self._stored = self._run(self._checkpoints.claim(self._name, self._owner))
             self._load_tables()
             self._target.commit()
@@ -195,6 +197,8 @@ class SqlMirror(Sink):
             if structure is not None:
                 schema = SourceSchema.from_json(json.loads(structure))
                 self._tables[source] = MirrorTable(target, self._target.sql_name(target), schema)
+            elif target:
+                self._begun.add(target)
 
     def _expand(self, tables: list[SinkTable]) -> None:
         """Give a target all columns that the rows of these versions have."""
@@ -217,7 +221,7 @@ class SqlMirror(Sink):
                 schema = replace(one.schema, columns=(*one.schema.columns, *kept))
                 table = replace(table, schema=schema)
                 if change.is_rekeyed:
-                    self._rebuild(before, table)
+                    self._target.rekey(before, table)
                 else:
                     self._target.alter(table, change)
                 self._remember(newest.source, table)
@@ -244,7 +248,13 @@ class SqlMirror(Sink):
             )
         self._target.prepare_name(new.target)
         table = MirrorTable(new.target, self._target.sql_name(new.target), new.schema)
-        if not self._target.has_table(new.target):
+        is_there = self._target.has_table(new.target)
+        if is_there and new.target in self._begun:
+            self._target.ask(f"DROP TABLE {table.sql_name}")
+            is_there = False
+        if not is_there:
+            if not self._target.has_transactional_ddl:
+                self._record(new.source, target=new.target)
             self._target.create(table)
         elif not self._adopts:
             raise SinkRefused(
@@ -254,22 +264,6 @@ class SqlMirror(Sink):
         else:
             self._target.adopt(table)
         self._remember(new.source, table)
-
-    def _rebuild(self, before: SourceSchema, table: MirrorTable) -> None:
-        """Make the table again with another key, and its rows as far as they have that key."""
-        old = self._target.sql_name(f"{table.target}_databus_old")
-        self._target.ask(f"CREATE TABLE {old} AS SELECT * FROM {table.sql_name}")
-        self._target.ask(f"DROP TABLE {table.sql_name}")
-        self._target.create(table)
-        names = shared_columns(before, table.schema)
-        if set(table.key) <= set(names):
-            listed = self._target.names([*names, *POSITION])
-            whole = " AND ".join(f"{self._target.quoted(name)} IS NOT NULL" for name in table.key)
-            where = "" if table.schema.nullable_key else f" WHERE {whole}"
-            self._target.ask(
-                f"INSERT INTO {table.sql_name} ({listed}) SELECT {listed} FROM {old}{where}"
-            )
-        self._target.ask(f"DROP TABLE {old}")
 
     def _write_rows(self, tables: list[SinkTable]) -> None:
         for one in tables:
@@ -290,6 +284,8 @@ class SqlMirror(Sink):
         self._tables[source] = table
         structure = json.dumps(table.schema.to_json())
         self._record(source, target=table.target, structure=structure)
+        if not self._target.has_transactional_ddl:
+            self._target.commit()
 
     def _record(self, source: str, **values: str | int) -> None:
         """Set columns of the row of a source in the table of tables."""

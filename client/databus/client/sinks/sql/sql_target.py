@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from databus.client.checkpoints.checkpoint_table import Answer
 from databus.client.sinks.sql.net_rows import POSITION
-from databus.client.sinks.sql.table_structures import StructureChange
+from databus.client.sinks.sql.table_structures import StructureChange, shared_columns
 from databus.common.checkpoint import Position
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import Column, SourceSchema
@@ -43,6 +43,8 @@ class SqlTarget(ABC):
     quote: ClassVar[str] = '"'
     same: ClassVar[str] = "IS NOT DISTINCT FROM"
     """The comparison that takes two nulls for equal."""
+    text_type: ClassVar[str] = "TEXT"
+    """The type of long texts in the table of tables."""
     refusals: tuple[type[Exception], ...] = ()
 
     @abstractmethod
@@ -88,14 +90,9 @@ class SqlTarget(ABC):
     def empty(self, table: MirrorTable, position: Position) -> None:
         """Delete all rows that are not newer than ``position``."""
         self.ask(
-            f"DELETE FROM {table.sql_name} WHERE {self.is_older('_scn', '_seq', '?', '?')}",
-            (position.scn, position.scn, position.seq),
+            f"DELETE FROM {table.sql_name} WHERE ({self.names(POSITION)}) <= "
+            f"({position.scn}, {position.seq})"
         )
-
-    def is_older(self, scn: str, seq: str, than_scn: str, than_seq: str) -> str:
-        """The condition that a row is not newer; it names ``than_scn`` twice."""
-        scn, seq = self.quoted(scn), self.quoted(seq)
-        return f"({scn} < {than_scn} OR ({scn} = {than_scn} AND {seq} <= {than_seq}))"
 
     def quoted(self, name: str) -> str:
         """A name in SQL."""
@@ -119,12 +116,30 @@ class SqlTarget(ABC):
 
     def create(self, table: MirrorTable) -> None:
         """Create the table, with the key as its primary key."""
+        self.ask(self.creation(table))
+
+    def creation(self, table: MirrorTable) -> str:
+        """The statement of ``create``."""
         schema = table.schema
         parts = [self.definition(column, schema) for column in schema.columns]
         parts += [f"{self.quoted(name)} BIGINT NOT NULL" for name in POSITION]
         if not schema.nullable_key:
             parts.append(f"PRIMARY KEY ({self.names(schema.key)})")
-        self.ask(f"CREATE TABLE {table.sql_name} ({', '.join(parts)})")
+        return f"CREATE TABLE {table.sql_name} ({', '.join(parts)})"
+
+    def rekey(self, before: SourceSchema, table: MirrorTable) -> None:
+        """Make the table again with another key, and its rows as far as they have that key."""
+        old = self.sql_name(f"{table.target}_databus_old")
+        self.ask(f"CREATE TABLE {old} AS SELECT * FROM {table.sql_name}")
+        self.ask(f"DROP TABLE {table.sql_name}")
+        self.create(table)
+        names = shared_columns(before, table.schema)
+        if set(table.key) <= set(names):
+            listed = self.names([*names, *POSITION])
+            whole = " AND ".join(f"{self.quoted(name)} IS NOT NULL" for name in table.key)
+            where = "" if table.schema.nullable_key else f" WHERE {whole}"
+            self.ask(f"INSERT INTO {table.sql_name} ({listed}) SELECT {listed} FROM {old}{where}")
+        self.ask(f"DROP TABLE {old}")
 
     def adopt(self, table: MirrorTable) -> None:
         """Use a table that is there: give it the columns of the position."""

@@ -20,6 +20,7 @@ _TYPES = {
     Kind.INT: "INTEGER",
     Kind.UINT64: "",  # SQLite would make a float of a number above 2**63 in any other column.
     Kind.FLOAT: "REAL",
+    Kind.TIME_SPAN: "INTEGER",  # microseconds
     Kind.BYTES: "BLOB",
 }
 _AS_TEXT = (pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date)

@@ -1,0 +1,158 @@
+"""kill -9 of a sink, and lost connections of its target: the target stays equal to the source."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.conftest import StartServer
+from tests.client.delivery.test_dispatch_modes import workload
+from tests.client.sinks.mirror_houses import MirrorHouse
+from tests.client.sinks.sink_runs import Watched, sink_config
+from tests.client.sinks.test_sql_targets import house, recorded_scn, tables_of
+from tests.support.waiting import PATIENCE, eventually
+
+ROOT = Path(__file__).parents[3]
+KILLS = {"sqlite": 10, "postgres": 10}
+SESSIONS = {"mariadb": 10}
+FEW = 3
+"""For the other kinds: each kill costs a second or two."""
+EVERY = 20
+__all__ = ["house"]
+
+
+class ForkedSinks:
+    """Starts sinks in children, one at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def start(self, config: dict[str, Any]) -> int:
+        """The process id of a new sink."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(config).encode() + b"\n")
+        return await self._line()
+
+    async def exit_code(self) -> int:
+        return await self._line()
+
+    async def _line(self) -> int:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(60 * PATIENCE):
+            return int(await self._process.stdout.readline())
+
+
+@pytest.fixture
+async def forked() -> AsyncIterator[ForkedSinks]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.client.sinks.forked_sinks", cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield ForkedSinks(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+def scn_or_0(house: MirrorHouse) -> int:
+    if "databus_checkpoints" not in house.tables:
+        return 0
+    rows = house.ask("SELECT checkpoint FROM databus_checkpoints")
+    return recorded_scn(house) if rows and rows[0][0] else 0
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.processes
+async def test_kill_9_anywhere_leaves_the_target_equal_to_the_source(
+    scripted: StartServer, forked: ForkedSinks, house: MirrorHouse
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    choice = random.Random(seed)
+    kills = KILLS.get(house.kind, FEW)
+    made, _ = workload(seed, EVERY * (kills + 1))
+    server = await scripted()
+    config = {
+        "name": "copy", "database": "shop", "relays": [server.url], "start": "oldest",
+        "sql": {"url": house.url}, "commit_every": 0, "batch_rows": choice.choice([10, 1000]),
+    }  # fmt: skip
+    kill_count = 0
+    for number in range(kills):
+        server.append(*made[number * EVERY : (number + 1) * EVERY])
+        begun = scn_or_0(house)
+        pid = await forked.start(config)
+        if number % 2 and house.kind != "duckdb":
+            await eventually(lambda begun=begun: _is_after(house, begun), 30, "it has committed")
+        await asyncio.sleep(choice.uniform(0, 0.2))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        kill_count += await forked.exit_code() == -signal.SIGKILL
+        scn = scn_or_0(house)
+        assert scn >= begun
+        assert tables_of(house) == workload(seed, scn)[1], f"after kill {number}"
+    assert kill_count == kills
+    server.append(*made[kills * EVERY :])
+    await Watched(sink_config(server.url), house.mirror()).until_scn(len(made))
+    assert tables_of(house) == workload(seed, len(made))[1]
+
+
+async def _is_after(house: MirrorHouse, scn: int) -> bool:
+    return scn_or_0(house) > scn
+
+
+END_SESSIONS = {
+    "postgres": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE application_name = 'databus sink' AND datname = current_database()",
+    "mysql": "SELECT id FROM information_schema.processlist "
+    "WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+}
+
+
+@pytest.mark.faults
+@pytest.mark.processes
+@pytest.mark.slow
+async def test_a_target_that_ends_its_sessions_loses_nothing(
+    scripted: StartServer, house: MirrorHouse
+) -> None:
+    if house.kind in ("sqlite", "duckdb"):
+        pytest.skip("a file has no sessions")
+    seed = 5
+    kills = SESSIONS.get(house.kind, FEW)
+    made, _ = workload(seed, EVERY * kills)
+    server = await scripted()
+    process = Watched(sink_config(server.url, batch_rows=20), house.mirror())
+    task = asyncio.create_task(process.until_scn(len(made)))
+    rng = random.Random(seed)
+    for number in range(kills):
+        server.append(*made[number * EVERY : (number + 1) * EVERY])
+        await asyncio.sleep(rng.uniform(0, 0.05))
+        await asyncio.to_thread(_end_sessions, house)
+        if number % 3 == 0:
+            await eventually(
+                lambda number=number: _is_after(house, number * EVERY), 30, "it goes on"
+            )
+    await task
+    assert process.consumer.counts.rollbacks
+    assert tables_of(house) == workload(seed, len(made))[1]
+
+
+def _end_sessions(house: MirrorHouse) -> None:
+    if house.kind == "postgres":
+        house.ask(END_SESSIONS["postgres"])
+        return
+    for (number,) in house.ask(END_SESSIONS["mysql"]):
+        with contextlib.suppress(Exception):  # it has ended by itself
+            house.ask(f"KILL {number}")
