@@ -10,16 +10,15 @@ import logging
 import random
 import signal
 import threading
+import weakref
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Callable,
     Iterable,
-    Iterator,
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from databus.client.application.consumer import Consumer
 from databus.client.application.events import Decoding
@@ -40,8 +39,9 @@ from databus.client.delivery.pulled_windows import (
     AsyncWindows,
     Windows,
 )
+from databus.client.delivery.steering import Steering, Stream
 from databus.client.delivery.window_reader import NewWindow, W, WindowReader
-from databus.client.pulling.pull_machine import Machine, Resume, first_resume
+from databus.client.pulling.pull_machine import Machine, Resume, first_resume, seek_target
 from databus.client.pulling.puller import FrameSink, Pull, PullStats, Subscription
 from databus.client.pulling.raw_windows import RawSink, RawWindows, read_raw
 from databus.client.pulling.replay_buffer import ReplayBuffer
@@ -54,7 +54,8 @@ from databus.common.schema.source_schema import SchemaSet
 log = logging.getLogger("databus.client")
 
 StartWord = Literal["bootstrap", "oldest", "latest"]
-Start = StartWord | int | Position | dt.datetime | Checkpoint
+SeekTarget = int | Position | dt.datetime | Checkpoint
+Start = StartWord | SeekTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class Status:
     """Whether an answer of a relay is open; no data then means that there are no new events."""
     is_ahead: bool
     """Whether the relay has not yet reached the position of the client."""
+    is_paused: bool
+    """Whether ``pause`` holds the client."""
 
 
 class DatabusClient:
@@ -107,11 +110,13 @@ class DatabusClient:
     what has changed since.  Without a bootstrap server the client raises ``ScnTooOld``, or follows
     ``on_gap``.  If everything was committed before the time, the client starts with the next event.
 
+    ``with`` and ``async with`` end what the client still runs.
+
     There are three ways to consume, one at a time: callbacks (``run``, ``serve``), an iterator over
     windows (``windows``, ``awindows``), and undecoded frames (``raw_windows``).
 
-    Owner: one event loop, or one thread that calls ``run`` or ``windows``; ``stop`` and
-    ``status`` may be called from anywhere.
+    Owner: one event loop, or one thread that calls ``run`` or ``windows``; ``stop``, ``pause``,
+    ``resume``, ``seek`` and ``status`` may be called from anywhere.
     Raises: ConfigError for an argument that is not of its form.
     """
 
@@ -153,10 +158,30 @@ class DatabusClient:
         self._dispatcher: Dispatcher | None = None
         self._delivery: Delivery | None = None
         self._buffer: ReplayBuffer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_on_loop: Callable[[], None] | None = None
-        self._is_stopped = False
-        self._lock = threading.Lock()
+        self._steering = Steering()
+        self._serving: asyncio.Task[Any] | None = None
+        self._iterators: weakref.WeakSet[Windows | AsyncWindows] = weakref.WeakSet()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the iterators of ``windows`` that are still open."""
+        for windows in list(self._iterators):
+            if isinstance(windows, Windows):
+                windows.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the iterators of ``awindows``, and end ``serve`` in order."""
+        for windows in list(self._iterators):
+            if isinstance(windows, AsyncWindows):
+                await windows.aclose()
+        if self._serving is not None and self._serving is not asyncio.current_task():
+            self.stop()
+            await asyncio.wait({self._serving})
 
     @property
     def database(self) -> str:
@@ -190,6 +215,7 @@ class DatabusClient:
             buffered_bytes=buffer.held_bytes if buffer else 0,
             is_flowing=stats.is_flowing,
             is_ahead=stats.is_ahead,
+            is_paused=self._steering.is_paused,
         )
 
     def run(self) -> None:
@@ -236,34 +262,52 @@ class DatabusClient:
         """
         if self.consumer is None:
             raise ConfigError("no consumer was given: DatabusClient(consumer=MyConsumer())")
-        async with self._reading() as (dispatcher, buffer, pull):
-
-            async def restream(checkpoint: Checkpoint | None) -> asyncio.Task[None]:
-                origin = checkpoint or pull.origin
-                await pull.end()
-                buffer.clear()
-                return pull.begin(origin, buffer.end)
-
-            assert self.consumer is not None
+        async with self._reading() as stream:
+            self._serving = asyncio.current_task()
             self._delivery = Delivery(
                 consumer=self.consumer,
                 store=self._store,
-                dispatcher=dispatcher,
-                buffer=buffer,
+                stream=stream,
                 options=self.options,
-                restream=restream,
                 rng=random.Random(self.options.seed),
             )
-            with self._stoppable(self._delivery.stop):
-                await self._delivery.run(pull.pulling)
+            with self._steering.attached(stream.buffer.wake, self._delivery.hurry):
+                try:
+                    await self._delivery.run()
+                finally:
+                    self._serving = None
 
     def stop(self) -> None:
-        """End ``run``, ``serve`` or the iteration; from any thread, at any time."""
-        with self._lock:
-            self._is_stopped = True
-            if self._loop is not None and self._stop_on_loop is not None:
-                with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                    self._loop.call_soon_threadsafe(self._stop_on_loop)
+        """End ``run``, ``serve`` or the iteration.
+
+        As ``pause``, ``resume`` and ``seek``: from any thread, task or signal handler, at any time.
+        If nothing runs, the next one ends at once.
+        """
+        self._steering.stop()
+
+    def pause(self) -> None:
+        """Call nothing, and return no window, after the present one until ``resume``.
+
+        The client reads ahead ``buffer_bytes`` meanwhile and then waits; no window is lost.
+        """
+        self._steering.pause()
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._steering.resume()
+
+    def seek(self, to: SeekTarget) -> None:
+        """Continue after an SCN, a position or a checkpoint, or with the first window that was
+        committed at a time or later; when the present window has ended.
+
+        Nothing that was fetched before is delivered after it.  The new position is stored, and a
+        consumer is called with ``onRollback(checkpoint)``.  If a callback is failing, what follows
+        the last checkpoint is given up.
+
+        Raises:
+            ConfigError: ``to`` is of another form, or a checkpoint of another database.
+        """
+        self._steering.seek(seek_target(to, self.database))
 
     def awindows(self, *, idle_s: float | None = None) -> AsyncWindows:
         """The windows one after another; ``await window.acommit()`` when done with one.
@@ -273,14 +317,18 @@ class DatabusClient:
         Raises:
             DatabusError: the stream cannot be continued.
         """
-        return AsyncWindows(self._reader(AsyncPulledWindow), idle_s)
+        windows = AsyncWindows(self._reader(AsyncPulledWindow), idle_s)
+        self._iterators.add(windows)
+        return windows
 
     def windows(self, *, idle_s: float | None = None) -> Windows:
         """As ``awindows``, for code without an event loop: ``window.commit()`` when done.
 
         Frames are pulled by a thread in the background.
         """
-        return Windows(self._reader, idle_s)
+        windows = Windows(self._reader, idle_s)
+        self._iterators.add(windows)
+        return windows
 
     async def raw_windows(
         self, start: Start | None = None, *, part_bytes: int = 4 << 20
@@ -304,21 +352,14 @@ class DatabusClient:
 
     @contextlib.asynccontextmanager
     async def _reader(self, new_window: NewWindow[W]) -> AsyncIterator[WindowReader[W]]:
-        async with self._reading() as (dispatcher, buffer, pull):
-            reader = WindowReader(
-                dispatcher=dispatcher,
-                buffer=buffer,
-                store=self._store,
-                pulling=pull.pulling,
-                is_flowing=lambda: pull.stats.is_flowing,
-                new_window=new_window,
-            )
-            with self._stoppable(reader.stop), contextlib.closing(reader):
+        async with self._reading() as stream:
+            reader = WindowReader(stream=stream, store=self._store, new_window=new_window)
+            with self._steering.attached(stream.buffer.wake), contextlib.closing(reader):
                 yield reader
 
     @contextlib.asynccontextmanager
-    async def _reading(self) -> AsyncIterator[tuple[Dispatcher, ReplayBuffer, Pull]]:
-        """A dispatcher, its buffer, and a pull that begin at the stored checkpoint."""
+    async def _reading(self) -> AsyncIterator[Stream]:
+        """A stream that begins at the stored checkpoint."""
         if self._warns:
             self._warns = False
             log.warning(
@@ -344,7 +385,7 @@ class DatabusClient:
                     clock_of=lambda: pull.machine.clock or "",
                     checkpoint=checkpoint,
                 )
-                yield dispatcher, buffer, pull
+                yield Stream(pull, buffer, dispatcher, self._steering)
         finally:
             close = getattr(self._store, "close", None)
             if close is not None:
@@ -359,19 +400,6 @@ class DatabusClient:
                 f"{self.database}: use one store for each database"
             )
         return checkpoint
-
-    @contextlib.contextmanager
-    def _stoppable(self, stop_on_loop: Callable[[], None]) -> Iterator[None]:
-        with self._lock:
-            self._loop, self._stop_on_loop = asyncio.get_running_loop(), stop_on_loop
-            if self._is_stopped:
-                stop_on_loop()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._loop = self._stop_on_loop = None
-                self._is_stopped = False
 
     @contextlib.asynccontextmanager
     async def _pulling(self, sink: FrameSink, resume: Resume) -> AsyncIterator[Pull]:

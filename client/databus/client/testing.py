@@ -149,8 +149,8 @@ class Grammar:
             most once, directly before the last.
         G2. Sequences, sources and events nest; sources and sequences end as they began.
         G3. Within a run all events are of the source that was opened.
-        G4. onCheckpoint comes between sequences only, its position never moves back, and no
-            delivered online event lies after it.
+        G4. onCheckpoint comes between sequences only, its position moves back only after an
+            onRollback to before it (a seek), and no delivered online event lies after it.
         G5. After onRollback a new sequence begins; events after the checkpoint come again in
             the same order: without the replays, positions of online events only grow.
     """
@@ -191,6 +191,7 @@ class Grammar:
                 checkpoint = what
             elif call == "onRollback":
                 newest = what or Position(0, 0)
+                checkpoint = min(checkpoint, newest)
             elif call == "onDataEvent":
                 assert what[2] > newest, f"step {number}: event {what[2]} after {newest}"
                 newest = what[2]

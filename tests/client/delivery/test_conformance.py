@@ -44,9 +44,12 @@ class Lives:
 
 
 async def live(
-    scripted: StartServer, path: Path, seed: int, kind: type[Recorder]
+    scripted: StartServer, path: Path, seed: int, kind: type[Recorder], seeks: int = 0
 ) -> tuple[Lives, list[Position]]:
-    """Consume a workload to its end, with trouble; returns what happened and what there was."""
+    """Consume a workload to its end, with trouble; returns what happened and what there was.
+
+    It is paused, seeks at random and is resumed, ``seeks`` times in all.
+    """
     rng = random.Random(seed)
     made, _ = workload(seed, WINDOWS)
     first, second = await scripted(*made), await scripted(*made)
@@ -73,7 +76,7 @@ async def live(
             return rng.choice([Result.CHECKPOINT, Result.SKIP_CHECKPOINT])
         return None
 
-    lives = Lives()
+    lives, left = Lives(), seeks
     while not lives.stored or lives.stored[-1] is None or lives.stored[-1].scn < WINDOWS:
         store = FileCheckpoints(path, sync=False)
         recorder = kind(trouble)
@@ -91,9 +94,16 @@ async def live(
             seed=seed,
         )
         async with serving(client), asyncio.timeout(30 * PATIENCE):
-            while len(recorder.steps) < life_steps and not _reached(recorder):
-                recorder.changed.clear()
-                await recorder.changed.wait()
+            while len(recorder.steps) < life_steps and (left or not _reached(recorder)):
+                if not (left and _reached(recorder)):
+                    recorder.changed.clear()
+                    await recorder.changed.wait()
+                if left and (_reached(recorder) or rng.random() < 0.1):
+                    left -= 1
+                    client.pause()
+                    client.seek(rng.randrange(1, WINDOWS - 5))
+                    await asyncio.sleep(0)
+                    client.resume()
         loaded = store.load()
         store.close()
         lives.traces.append(recorder.steps)
@@ -130,6 +140,23 @@ async def test_the_guarantee_holds_under_random_trouble(
     assert delivered == set(expected), "U1: every change arrives"
 
 
+@pytest.mark.parametrize("kind", [Recorder, Brief])
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_guarantee_holds_under_random_seeks_and_pauses(
+    scripted: StartServer, tmp_path: Path, seed: int, kind: type[Recorder]
+) -> None:
+    """What follows a seek begins just behind it, and a life behind what the one before stored."""
+    lives, expected = await live(scripted, tmp_path / "cp", seed, kind, seeks=8)
+    before: Position | None = None
+    for trace, stored in zip(lives.traces, lives.stored, strict=True):
+        if kind is Recorder:
+            _order(trace)
+            _whole_windows(trace, expected)
+        # A seek forward skips windows by request.
+        _durability(trace, expected, before, set(expected), seeks=True)
+        before = stored
+
+
 def _order(trace: list[Step]) -> None:
     """O1, O2, D2, F3: the grammar, and events that only grow between rollbacks."""
     Grammar(trace).check()
@@ -147,10 +174,12 @@ def _durability(
     expected: list[Position],
     before: Position | None,
     delivered: set[Position],
+    *,
+    seeks: bool = False,
 ) -> None:
     """D1, U1: a life begins just behind what was stored, and checkpoints cover only what came."""
     position = before
-    floor = before or Position(0, 0)
+    floor = Position(0, 0) if seeks else before or Position(0, 0)
     for call, what, _ in trace:
         if call == "onDataEvent":
             following = next((one for one in expected if position is None or one > position), None)

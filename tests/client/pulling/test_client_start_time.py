@@ -221,3 +221,36 @@ async def test_a_time_that_no_server_holds_is_an_error_and_never_a_gap(
                 make(Recorder(), relay.url, bootstraps=[url], start=at(10)), Recorder(), 899
             )
         assert "start=bootstrap" in caught.value.hint
+
+
+@pytest.mark.parametrize("first", [10, 500, 880])
+async def test_a_seek_to_a_time_is_a_position_that_relay_or_bootstrap_reports(
+    tmp_path: Path, first: int
+) -> None:
+    made = orders(*range(4, 900))
+    store = FileCheckpoints(tmp_path / "cp")
+    async with (
+        small_relay(tmp_path / "relay", made) as relay,
+        bootstrap_of(tmp_path / "bootstrap", made[:-20]) as url,
+    ):
+        recorder = Recorder()
+        client = make(recorder, relay.url, bootstraps=[url], start=at(890), checkpoints=store)
+        async with serving(client):
+            await recorder.until(lambda r: 899 in scns(r))
+            client.seek(at(first - 0.5))
+            await recorder.until(lambda r: scns(r).count(899) == 2)
+    assert scns(recorder)[10:] == list(range(first, 900))
+    (rollback,) = [step.what for step in recorder.steps if step.call == "onRollback"]
+    assert rollback.scn == first - 1
+
+
+async def test_a_seek_to_a_time_that_nobody_holds_ends_the_client(tmp_path: Path) -> None:
+    async with small_relay(tmp_path, orders(*range(4, 900))) as relay:
+        recorder = Recorder()
+        client = make(recorder, relay.url, start=at(890))
+        with pytest.raises(ScnTooOld):
+            async with serving(client) as task:
+                await recorder.until(lambda r: 899 in scns(r))
+                client.seek(at(6))
+                await task
+    assert recorder.calls[-2:] == ["onError", "onStopConsumption"]

@@ -81,6 +81,7 @@ _FAILURE = {
 _RANGE_HEADERS = {
     "Databus-Clock": "Identity of the stream's clock.",
     "Databus-Max": "SCN:SEQ of the target.",
+    "Databus-Start": "SCN:SEQ after which the answer starts.",
 }
 _DATABASE = (UnknownDatabase, ServerUnavailable)
 _RANGE_ERRORS = (

@@ -55,6 +55,7 @@ async def answer(
         DatabusError: the request is refused before anything is sent.
     """
     sender = Sender(database, stream, form, max_bytes)
+    start = stream.position
     database.requests += 1
     try:
         first = await sender.read()
@@ -67,6 +68,7 @@ async def answer(
             "Cache-Control": "no-store",
             "Databus-Clock": stream.clock,
             "Databus-Max": f"{stream.target.scn}:{stream.target.seq}",
+            "Databus-Start": f"{start.scn}:{start.seq}",
         }
     )
     database.readers += 1

@@ -104,6 +104,14 @@ class Consumer:
             continued, ``onError`` is called and the client stops with that error.
         F3. ``onStopConsumption`` is the last callback, whatever happened.
 
+    Control:
+        C1. After ``client.pause()`` no callback begins until ``client.resume()``.  The client
+            reads ahead ``buffer_bytes``, and no window is lost.
+        C2. ``client.seek(to)`` takes effect between windows.  What was delivered is made durable
+            by ``onCheckpoint``, or rolled back if that fails or is skipped.  Then the new
+            position is stored, ``onRollback(new position)`` is called, and what follows that
+            position comes.  Nothing that was fetched before comes after it.
+
     Threads: callbacks run in the event loop's thread, and a plain one that blocks also blocks
     the loop.  With the parallel modes a plain ``onDataEvent`` runs on worker threads;
     ``dispatch="within_window", workers=1`` moves it off the loop without any parallelism.  A
@@ -152,7 +160,10 @@ class Consumer:
         return None
 
     def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
-        """Events after ``checkpoint`` (None: the start) will come again: discard them."""
+        """Events after ``checkpoint`` (None: the start) come next: discard what you have of them.
+
+        After a ``seek`` forward, ``checkpoint`` lies ahead of what was delivered.
+        """
         return None
 
     def onError(self, error: DatabusError) -> Answer:

@@ -1,7 +1,8 @@
 """Calls the consumer.
 
-In reading order: ``dispatcher`` (pure: which callback is due), ``consumer_calls`` (calls it, with
-budgets and retries), ``key_workers`` (parallel calls, a key always on the same worker),
+In reading order: ``dispatcher`` (pure: which callback is due), ``callback_results`` (one call, its
+result and budget), ``steering`` (pause, resume, seek and stop), ``consumer_calls`` (calls the
+consumer, with retries), ``key_workers`` (parallel calls, a key always on the same worker),
 ``window_reader`` (windows out of the buffer),
 ``pulled_windows`` (the iterators over them).
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,13 @@ from databus.client.application.consumer import Consumer, Result
 from databus.client.application.events import Event
 from databus.client.application.options import Options
 from databus.client.checkpoints.checkpoint_stores import CheckpointStore
-from databus.client.delivery.dispatcher import Call, Dispatcher, Due
+from databus.client.delivery.callback_results import (
+    BoundedCalls,
+    CallbackFailed,
+    checked_result,
+    raise_as_failure,
+)
+from databus.client.delivery.dispatcher import Call, Due
 from databus.client.delivery.key_workers import (
     KeyWorker,
     KeyWorkers,
@@ -26,9 +32,9 @@ from databus.client.delivery.key_workers import (
     TaskKeyWorker,
     ThreadKeyWorker,
 )
+from databus.client.delivery.steering import Stream, store_anywhere
 from databus.client.pulling.pull_machine import Backoff
 from databus.client.pulling.raw_windows import wait_for_either
-from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.client.tables.data_batch import BatchDecoding, DataBatch, RowsOfBlock
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import (
@@ -36,7 +42,6 @@ from databus.common.errors import (
     ConfigError,
     ConsumerFailed,
     DatabusError,
-    InternalError,
     StoreError,
     UsageError,
 )
@@ -48,15 +53,7 @@ _OF_WINDOWS = frozenset(
 )
 _YIELD_S = 0.02
 _MOST_IN_FLIGHT = 10_000
-Pulling = asyncio.Task[None]
-
-
-class CallbackFailed(Exception):
-    """A callback returned ERROR or no result, or exceeded its budget."""
-
-    def __init__(self, message: str, *, is_fatal: bool = False) -> None:
-        super().__init__(message)
-        self.is_fatal = is_fatal
+Save = Callable[[CheckpointStore, Checkpoint], Awaitable[None]]
 
 
 class _Stopped(Exception):
@@ -91,18 +88,19 @@ class Delivery:
 
     consumer: Consumer
     store: CheckpointStore
-    dispatcher: Dispatcher
-    buffer: ReplayBuffer
     options: Options
-    restream: Callable[[Checkpoint | None], Awaitable[Pulling]]
+    stream: Stream
     rng: random.Random
 
     def __post_init__(self) -> None:
+        self.dispatcher = self.stream.dispatcher
+        self.buffer = self.stream.buffer
+        self.steering = self.stream.steering
         self._backoff = Backoff(self.options.retry_s, self.options.retry_most_s)
         self._budget_s = self.options.callback_budget_s
+        self._calls = BoundedCalls(self._budget_s)
         self._key_workers = KeyWorkers((), self._budget_s, self.buffer.wake)
         self._deferred: deque[tuple[Due, set[asyncio.Future[None]]]] = deque()
-        self._is_stopping = False
         self._yielded_s = 0.0
         self._left_out = frozenset(
             call
@@ -121,17 +119,16 @@ class Delivery:
         self.rollback_count = 0
         self.checkpoint: Checkpoint | None = self.dispatcher.mark.checkpoint
 
-    def stop(self) -> None:
-        """Stop after the callback that is running; to be called on the loop."""
-        self._is_stopping = True
-        self.buffer.wake.set()
+    def hurry(self) -> None:
+        """Look at the steering after the callback that is running; from any thread."""
+        self._yielded_s = float("-inf")
 
-    async def run(self, pulling: Pulling) -> None:
+    async def run(self) -> None:
         """Deliver until ``stop`` or until delivery cannot continue."""
         try:
             try:
                 await self._begin()
-                await self._deliver(pulling)
+                await self._deliver()
             except _Stopped:
                 pass
             await self._end_in_order()
@@ -151,7 +148,7 @@ class Delivery:
 
     async def _begin(self) -> None:
         try:
-            await self._call(self.consumer.onStartConsumption)
+            await self._calls.make(self.consumer.onStartConsumption)
         except Exception as error:
             raise ConsumerFailed(f"onStartConsumption failed: {error!r}") from error
         if self.options.dispatch != "serial":
@@ -168,7 +165,7 @@ class Delivery:
         if inspect.iscoroutinefunction(function):
 
             async def deliver_async(event: Event) -> None:
-                await self._call(function, event)
+                await self._calls.make(function, event)
 
             return TaskKeyWorker(deliver_async, abandoned, name)
 
@@ -176,26 +173,29 @@ class Delivery:
             began_s = time.monotonic()
             answer = function(event)
             if answer is not None:
-                _checked_result("onDataEvent", answer)
-            self._check_budget("onDataEvent", began_s)
+                checked_result("onDataEvent", answer)
+            self._calls.check_budget("onDataEvent", began_s)
 
         return ThreadKeyWorker(deliver, abandoned, name)
 
-    async def _deliver(self, pulling: Pulling) -> None:
-        dispatcher = self.dispatcher
-        while not self._is_stopping:
-            if time.monotonic() - self._yielded_s > _YIELD_S:
+    async def _deliver(self) -> None:
+        dispatcher, steering = self.dispatcher, self.steering
+        while not steering.is_stopping:
+            if steering.is_paused or time.monotonic() - self._yielded_s > _YIELD_S:
                 await self._yield()
                 continue  # A stop that was requested has been noted meanwhile.
             if (
                 self._deferred or self._key_workers.failure is not None
             ) and await self._settle_deferred():
                 continue
+            if steering.target is not None and not dispatcher.in_window:
+                await self._seek()
+                continue
             # No await from here to the call: otherwise an event could fail before a checkpoint.
             now_s = time.monotonic()
             if self._batching is not None and dispatcher.is_free(now_s):
-                if await self._gather(pulling):
-                    break
+                if await self._gather():
+                    continue
                 if batches := dispatcher.open_batch(now_s, self.options.batch_rows):
                     await self._deliver_batches(self._batching, batches)
                     continue
@@ -204,12 +204,12 @@ class Delivery:
                 continue
             due = dispatcher.next(now_s)
             if due is None:
-                await self._wait(pulling)
+                await self._wait()
             elif due.call is Call.ROLLBACK:
                 await self._roll_back(due)
             elif due.call is Call.RESTREAM:
                 assert due.mark is not None
-                pulling = await self.restream(due.mark.checkpoint)
+                await self.stream.restart(due.mark.checkpoint)
                 dispatcher.restreamed(self.buffer.end)
             else:
                 await self._attempt(due)
@@ -246,7 +246,7 @@ class Delivery:
                 if due is not None:
                     result = await self._take_checkpoint(due)
                     dispatcher.done(due, time.monotonic(), result)
-                if self._is_stopping:
+                if self.steering.has_request:
                     return
                 events = dispatcher.open_whole(time.monotonic())
         except _HALTING:
@@ -254,22 +254,22 @@ class Delivery:
         except Exception as error:
             await self._failed(error)
 
-    async def _gather(self, pulling: Pulling) -> bool:
+    async def _gather(self) -> bool:
         """Wait for more rows, if there are some and fewer than a batch may have.
 
-        Returns whether ``stop`` was called meanwhile.
+        Returns whether the steering has to be looked at.
         """
-        buffer, options = self.buffer, self.options
+        buffer, options, pulling = self.buffer, self.options, self.stream.pull.pulling
         until_s = time.monotonic() + options.batch_ms / 1000
         while (
             (left_s := until_s - time.monotonic()) > 0
             and 0 < buffer.waiting_rows() < options.batch_rows
             and buffer.held_bytes < options.buffer_bytes
-            and not (self._is_stopping or pulling.done())
+            and not (self.steering.has_request or pulling.done())
         ):
             buffer.wake.clear()
             await wait_for_either(buffer.wake, pulling, left_s)
-        return self._is_stopping
+        return self.steering.has_request
 
     async def _deliver_batches(
         self, decoding: BatchDecoding, batches: list[tuple[str, list[RowsOfBlock]]]
@@ -279,7 +279,7 @@ class Delivery:
         try:
             for source, parts in batches:
                 batch = DataBatch(decoding, source, "online", parts)
-                result = await self._call(self.consumer.onDataBatch, batch)
+                result = await self._calls.make(self.consumer.onDataBatch, batch)
                 strongest = strongest if result is Result.SUCCESS else result
             due = self.dispatcher.close_batch(time.monotonic(), strongest)
             if due is not None:
@@ -310,25 +310,27 @@ class Delivery:
         consumer = self.consumer
         if due.call is Call.START_SEQUENCE:
             assert due.window is not None
-            return await self._call(consumer.onStartDataEventSequence, due.window)
+            return await self._calls.make(consumer.onStartDataEventSequence, due.window)
         if due.call is Call.END_SEQUENCE:
             assert due.window is not None
-            return await self._call(consumer.onEndDataEventSequence, due.window)
+            return await self._calls.make(consumer.onEndDataEventSequence, due.window)
         if due.call is Call.TABLE_STATE:
             assert due.table_state is not None
             await self._key_workers.drain()
             if self._key_workers.failure is not None:
                 raise self._key_workers.failure
-            return await self._call(consumer.onTableState, due.table_state.source, due.table_state)
+            return await self._calls.make(
+                consumer.onTableState, due.table_state.source, due.table_state
+            )
         function = consumer.onStartSource if due.call is Call.START_SOURCE else consumer.onEndSource
-        return await self._call(function, due.source, due.schema)
+        return await self._calls.make(function, due.source, due.schema)
 
     async def _events(self, due: Due) -> Result:
         if self._batching is not None:
             assert due.block is not None
             parts = [(due.block, np.arange(due.start, due.stop))]
             batch = DataBatch(self._batching, due.source, self.dispatcher.mode, parts, due.window)
-            return await self._call(self.consumer.onDataBatch, batch)
+            return await self._calls.make(self.consumer.onDataBatch, batch)
         events = due.events()
         if self.options.dispatch == "serial":
             return await self._deliver_run(events)
@@ -359,21 +361,21 @@ class Delivery:
                 answer: Any = function(event)
                 if answer is not None and answer is not Result.SUCCESS:
                     if inspect.isawaitable(answer):
-                        answer = await self._in_budget("onDataEvent", answer)
-                    result = _checked_result("onDataEvent", answer)
+                        answer = await self._calls.in_budget("onDataEvent", answer)
+                    result = checked_result("onDataEvent", answer)
                     if result is not Result.SUCCESS:
                         strongest = result
                 ended_s = now_s()
                 if budget_s is not None and ended_s - began_s > budget_s:
-                    self._check_budget("onDataEvent", began_s)
+                    self._calls.check_budget("onDataEvent", began_s)
                 began_s = ended_s
                 if ended_s - self._yielded_s > _YIELD_S:
                     await self._yield()
-                    if self._is_stopping:
+                    if self.steering.is_stopping:
                         raise _Stopped
                     began_s = now_s()
         except asyncio.CancelledError as error:
-            _raise_as_failure("onDataEvent", error)
+            raise_as_failure("onDataEvent", error)
         return strongest
 
     async def _take_checkpoint(self, due: Due) -> Result:
@@ -382,7 +384,7 @@ class Delivery:
         assert checkpoint is not None
         if Call.CHECKPOINT not in self._left_out:
             try:
-                result = await self._call(self.consumer.onCheckpoint, checkpoint)
+                result = await self._calls.make(self.consumer.onCheckpoint, checkpoint)
             except (CheckpointMoved, UsageError) as error:  # to repeat the window would not help
                 raise _NotStored(error) from error
             if result is Result.SKIP_CHECKPOINT:
@@ -390,11 +392,14 @@ class Delivery:
         await self._save(checkpoint)
         return Result.SUCCESS
 
-    async def _save(self, checkpoint: Checkpoint) -> None:
+    async def _save(self, checkpoint: Checkpoint, save: Save | None = None) -> None:
         try:
-            saving = self.store.save(checkpoint)
-            if inspect.isawaitable(saving):
-                await saving
+            if save is not None:
+                await save(self.store, checkpoint)
+            else:
+                saving = self.store.save(checkpoint)
+                if inspect.isawaitable(saving):
+                    await saving
         except DatabusError as error:
             raise _NotStored(error) from error
         except Exception as error:
@@ -447,19 +452,19 @@ class Delivery:
                 f"{_name(due.mark.checkpoint)} (max_retries={self.options.max_retries}); the "
                 f"last time: {cause!r}"
             ) from cause
-        self.rollback_count += 1
         log.warning("rolling back to %s: %r", _name(due.mark.checkpoint), cause)
-        try:
-            await self._call(self.consumer.onRollback, due.mark.checkpoint)
-        except Exception as error:
-            raise ConsumerFailed(f"onRollback failed: {error!r}") from error
+        await self._announce_rollback(due.mark.checkpoint)
         if cause is not None:
             await self._pause(self._backoff.delay_s(attempt, self.rng))
         self.dispatcher.done(due, time.monotonic())
 
     async def _pause(self, delay_s: float) -> None:
         until_s = time.monotonic() + delay_s
-        while not self._is_stopping and (left_s := until_s - time.monotonic()) > 0:
+        steering = self.steering
+        while (
+            not (steering.is_stopping or steering.target)
+            and (left_s := until_s - time.monotonic()) > 0
+        ):
             self.buffer.wake.clear()
             try:
                 async with asyncio.timeout(left_s):
@@ -467,17 +472,43 @@ class Delivery:
             except TimeoutError:
                 return
 
-    async def _wait(self, pulling: Pulling) -> None:
+    async def _seek(self) -> None:
+        """Continue at the target of ``seek``; no window is open.
+
+        What was delivered is made durable first, or else rolled back.  The target is stored
+        before ``onRollback`` announces it, so that a kill at any moment loses nothing.
+        """
+        await self._key_workers.drain()
+        if self._key_workers.failure is not None:
+            await self._failed(self._key_workers.failure)
+        await self._end_in_order()
+        if not self.dispatcher.is_at_mark:
+            await self._announce_rollback(self.dispatcher.mark.checkpoint)
+        count = self.steering.seek_count
+        checkpoint = await self.stream.seek()
+        if checkpoint is None:
+            return
+        await self._save(checkpoint, store_anywhere)
+        log.warning("continuing after %s, as seek() has asked", _name(checkpoint))
+        await self._announce_rollback(checkpoint)
+        self.steering.sought(count)
+
+    async def _announce_rollback(self, checkpoint: Checkpoint | None) -> None:
+        self.rollback_count += 1
+        try:
+            await self._calls.make(self.consumer.onRollback, checkpoint)
+        except Exception as error:
+            raise ConsumerFailed(f"onRollback failed: {error!r}") from error
+
+    async def _wait(self) -> None:
         """Wait for frames, for a callback in flight, or for the time of a checkpoint."""
+        pulling = self.stream.pull.pulling
         if pulling.done():
             await self._key_workers.drain()
             if self._deferred or self._key_workers.failure is not None:
                 await self._settle_deferred()
                 return
-            error = pulling.exception()
-            if isinstance(error, DatabusError):
-                raise error
-            raise InternalError(f"the puller ended with {error!r}") from error
+            self.stream.require_pulling()
         due_s = self.dispatcher.checkpoint_due_s()
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         if self._key_workers.in_flight and self._budget_s is not None:
@@ -511,74 +542,20 @@ class Delivery:
 
     async def _quietly(self, function: Callable[..., Any], *arguments: Any) -> None:
         try:
-            await self._call(function, *arguments)
+            await self._calls.make(function, *arguments)
         except Exception:
             log.exception("%s failed", function.__name__)
 
-    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Result:
-        began_s = time.monotonic()
-        try:
-            answer = function(*arguments)
-            if answer is not None and inspect.isawaitable(answer):
-                answer = await self._in_budget(function.__name__, answer)
-        except asyncio.CancelledError as error:
-            _raise_as_failure(function.__name__, error)
-        result = _checked_result(function.__name__, answer)
-        self._check_budget(function.__name__, began_s)
-        return result
-
-    async def _in_budget(self, name: str, answer: Awaitable[Any]) -> Any:
-        try:
-            async with asyncio.timeout(self._budget_s) as bound:
-                return await answer
-        except TimeoutError:
-            if not bound.expired():
-                raise
-            raise CallbackFailed(
-                f"{name} was cancelled after {self._budget_s:g} s (callback_budget_s)"
-            ) from None
-
-    def _check_budget(self, name: str, began_s: float) -> None:
-        took_s = time.monotonic() - began_s
-        if self._budget_s is not None and took_s > self._budget_s:
-            raise CallbackFailed(
-                f"{name} took {took_s:.3f} s, callback_budget_s is {self._budget_s:g}"
-            )
-
     async def _yield(self) -> None:
-        """Let the puller and other tasks of the loop run."""
+        """Let the puller and other tasks of the loop run; wait while there is a pause."""
         await asyncio.sleep(0)
+        await self.steering.unpaused(self.buffer.wake)
         self._yielded_s = time.monotonic()
 
 
 def _is_left_out(consumer: Consumer, name: str) -> bool:
     """Whether a consumer does not override a callback."""
     return getattr(getattr(consumer, name), "__func__", None) is getattr(Consumer, name)
-
-
-def _checked_result(name: str, answer: Any) -> Result:
-    """The result that a callback returned, if it is not an error.
-
-    Raises:
-        CallbackFailed: it is ERROR, ERROR_FATAL or not a result.
-    """
-    if answer is None:
-        return Result.SUCCESS
-    if answer is Result.ERROR:
-        raise CallbackFailed(f"{name} returned ERROR")
-    if answer is Result.ERROR_FATAL:
-        raise CallbackFailed(f"{name} returned ERROR_FATAL", is_fatal=True)
-    if not isinstance(answer, Result):
-        raise CallbackFailed(f"{name} returned {answer!r}, which is neither a Result nor None")
-    return answer
-
-
-def _raise_as_failure(name: str, error: asyncio.CancelledError) -> NoReturn:
-    """Raise a callback's own CancelledError as its failure; unchanged if the task is cancelled."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise error
-    raise CallbackFailed(f"{name} raised {error!r}, but the client was not cancelled") from error
 
 
 def _succeeded(future: asyncio.Future[None]) -> bool:

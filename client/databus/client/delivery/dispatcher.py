@@ -341,6 +341,18 @@ class Dispatcher:
         self.mark = DispatchMark(frame_count, self.mark.checkpoint)
         self._restream = False
 
+    @property
+    def is_at_mark(self) -> bool:
+        """Whether nothing has been delivered since ``mark``, and nothing has failed."""
+        return self._failure is None and self.mark.frame_count == self._buffer.cursor
+
+    def moved(self, checkpoint: Checkpoint | None) -> None:
+        """The stream was moved by a seek to ``checkpoint``; None while that is not known."""
+        self._roll_back(None)
+        self.mark = DispatchMark(self._buffer.cursor, checkpoint)
+        self.attempt = 0
+        self._rolled_back()
+
     def _roll_back(self, cause: BaseException | None) -> Due:
         self._window = None
         self._source_id = None

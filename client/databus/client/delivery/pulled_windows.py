@@ -125,13 +125,10 @@ class Windows(Iterator[PulledWindow]):
         reading: Callable[[NewWindow[PulledWindow]], Reading[PulledWindow]],
         idle_s: float | None,
     ) -> None:
-        self._batches = _batches(reading, idle_s)
-        self._ready: deque[PulledWindow] = deque()
+        self._windows = _windows(reading, idle_s)
 
     def __next__(self) -> PulledWindow:
-        while not self._ready:
-            self._ready.extend(next(self._batches))
-        return self._ready.popleft()
+        return next(self._windows)
 
     def __enter__(self) -> Self:
         return self
@@ -141,19 +138,21 @@ class Windows(Iterator[PulledWindow]):
 
     def close(self) -> None:
         """End the iteration."""
-        self._ready.clear()
-        self._batches.close()
+        self._windows.close()
 
 
-def _batches(
+def _windows(
     reading: Callable[[NewWindow[PulledWindow]], Reading[PulledWindow]], idle_s: float | None
-) -> Generator[list[PulledWindow], None, None]:
+) -> Generator[PulledWindow, None, None]:
     with LoopThread() as thread:
         context = reading(partial(PulledWindow, thread.wait))
         reader = thread.wait(_enter(context))
         try:
             while batch := thread.wait(reader.batch(idle_s)):
-                yield batch
+                for window in batch:
+                    if reader.steering.has_request and not thread.wait(reader.is_undisturbed()):
+                        break
+                    yield window
         finally:
             thread.wait(_leave(context))
 
@@ -194,16 +193,18 @@ class AsyncWindows(AsyncIterator[AsyncPulledWindow]):
         self._reader: WindowReader[AsyncPulledWindow] | None = None
 
     async def __anext__(self) -> AsyncPulledWindow:
-        if not self._ready:
-            try:
-                reader = self._reader or await self._open()
-                self._ready.extend(await reader.batch(self._idle_s))
-            except BaseException:
-                await self.aclose()
-                raise
+        try:
+            reader = self._reader or await self._open()
+            if self._ready and reader.steering.has_request and not await reader.is_undisturbed():
+                self._ready.clear()
             if not self._ready:
-                await self.aclose()
-                raise StopAsyncIteration
+                self._ready.extend(await reader.batch(self._idle_s))
+        except BaseException:
+            await self.aclose()
+            raise
+        if not self._ready:
+            await self.aclose()
+            raise StopAsyncIteration
         return self._ready.popleft()
 
     async def __aenter__(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Callable
@@ -12,11 +11,11 @@ from typing import Any, Generic, TypeVar
 from databus.client.application.consumer import Result
 from databus.client.application.events import Event, Mode, Window
 from databus.client.checkpoints.checkpoint_stores import CheckpointStore
-from databus.client.delivery.dispatcher import Call, Dispatcher, Due
+from databus.client.delivery.dispatcher import Call, Due
+from databus.client.delivery.steering import Stream, store_anywhere
 from databus.client.pulling.raw_windows import wait_for_either
-from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import DatabusError, InternalError, UsageError
+from databus.common.errors import InternalError, UsageError
 from databus.common.table_state import TableState
 
 _BATCH_EVENTS = 64  # More at once live long enough that Python's garbage collector costs twice.
@@ -36,7 +35,7 @@ class ReadWindow:
     """
 
     __slots__ = ("_is_passed", "_loaded", "_reader", "_retained", "_window", "checkpoint",
-                 "is_whole", "table_states")  # fmt: skip
+                 "is_whole", "seek_count", "table_states")  # fmt: skip
 
     def __init__(
         self,
@@ -52,6 +51,7 @@ class ReadWindow:
         self._retained: list[Event] | None = None
         self._is_passed = False
         self.is_whole = False
+        self.seek_count = 0
         self.checkpoint: Checkpoint | None = None
 
     @property
@@ -116,33 +116,34 @@ class WindowReader(Generic[W]):
     Invariants:
         I1. Windows come in order, and are loaded whole if the buffer has all of them.
         I2. A checkpoint is stored only by ``commit``, or for progress without events while no
-            window is uncommitted.
+            window is uncommitted, or for a seek.
+        I3. After a seek no window from before it is returned, and its ``commit`` does nothing.
 
     Owner: one event loop.
     Raises: from ``batch`` and ``run_of``: the error with which pulling ended, after everything
         before it was returned.
     """
 
-    dispatcher: Dispatcher
-    buffer: ReplayBuffer
+    stream: Stream
     store: CheckpointStore
-    pulling: asyncio.Task[None]
-    is_flowing: Callable[[], bool]
     new_window: NewWindow[W]
 
     def __post_init__(self) -> None:
+        self.dispatcher = self.stream.dispatcher
+        self.buffer = self.stream.buffer
+        self.steering = self.stream.steering
         self.buffer.never_replay()
         self._open: W | None = None
         self._last: W | None = None
         self._is_committed = True
         self._table_states: list[TableState] = []
-        self._is_stopping = False
         self._is_ended = False
+        self._seek_count = 0
 
-    def stop(self) -> None:
-        """End the iteration; to be called on the loop."""
-        self._is_stopping = True
-        self.buffer.wake.set()
+    @property
+    def is_flowing(self) -> bool:
+        """Whether an answer of a relay is open."""
+        return self.stream.pull.stats.is_flowing
 
     def close(self) -> None:
         """The iteration has ended."""
@@ -154,12 +155,42 @@ class WindowReader(Generic[W]):
 
         All are whole, except perhaps the last.
         """
-        while self._open is not None and not self._is_stopping:
-            await self._step(None)
+        steering = self.steering
+        while not steering.is_stopping:
+            while self._open is not None and not steering.is_stopping:
+                await self._step(None)
+            if not await self.is_undisturbed():
+                await self._seek()
+                continue
+            found, is_idle = await self._collect(idle_s)
+            if found or is_idle:
+                return found
+        return []
+
+    async def is_undisturbed(self) -> bool:
+        """Wait while there is a pause; then whether neither ``stop`` nor a seek was asked for."""
+        await self.steering.unpaused(self.buffer.wake)
+        return not self.steering.has_request
+
+    async def _seek(self) -> None:
+        """Continue at the target of ``seek``, if there is one; no window is open."""
+        steering, count = self.steering, self.steering.seek_count
+        if steering.target is None or steering.is_stopping:
+            return
+        checkpoint = await self.stream.seek()
+        if checkpoint is None:
+            return
+        await store_anywhere(self.store, checkpoint)
+        self._seek_count += 1
+        self._last, self._is_committed = None, True
+        steering.sought(count)
+
+    async def _collect(self, idle_s: float | None) -> tuple[list[W], bool]:
+        """Some windows; with none, whether none came for ``idle_s``."""
         found: list[W] = []
         idle_since_s = time.monotonic()
         loaded = 0
-        while loaded < _BATCH_EVENTS and not self._is_stopping:
+        while loaded < _BATCH_EVENTS and not self.steering.has_request:
             whole = self.dispatcher.open_whole(time.monotonic())
             if whole is not None:
                 found.append(self._take_whole(whole))
@@ -176,16 +207,18 @@ class WindowReader(Generic[W]):
                 loaded += len(events)
             if moved:
                 continue
-            if not self.is_flowing():
+            if not self.is_flowing:
                 # Connecting, or in a bootstrap: that does not count as idle.
                 idle_since_s = time.monotonic()
-            if found or not await self._more(None if idle_s is None else idle_since_s + idle_s):
+            if found:
                 break
-        return found
+            if not await self._more(None if idle_s is None else idle_since_s + idle_s):
+                return found, not self.steering.has_request
+        return found, False
 
     async def run_of(self, window: W) -> list[Event] | None:
         """The next events of a window that is not whole yet; None at its end."""
-        while self._open is window and not self._is_stopping:
+        while self._open is window and not self.steering.is_stopping:
             events = await self._step(None)
             if events:
                 return events
@@ -195,8 +228,10 @@ class WindowReader(Generic[W]):
         """Store the checkpoint after ``window``, skipping its remaining events."""
         if self._is_ended:
             raise InternalError(ENDED)
+        if window.seek_count != self._seek_count:
+            return  # the checkpoint is now that of a seek
         while self._open is window:
-            if self._is_stopping:
+            if self.steering.is_stopping:
                 return  # the application has not read all of it
             await self._step(None)
         if window.checkpoint is not None:
@@ -243,7 +278,9 @@ class WindowReader(Generic[W]):
     def _pulled(self, window: Window) -> W:
         states = tuple(self._table_states)
         self._table_states.clear()
-        return self.new_window(self, window, states)
+        pulled = self.new_window(self, window, states)
+        pulled.seek_count = self._seek_count
+        return pulled
 
     def _take_whole(self, events: list[Event]) -> W:
         window = self._pulled(events[0].window)
@@ -270,25 +307,22 @@ class WindowReader(Generic[W]):
 
     async def _more(self, deadline_s: float | None) -> bool:
         """Wait for frames; False when the time is over or after ``stop``."""
-        if self._is_stopping:
+        if self.steering.is_stopping:
             return False
-        if self._is_ended or self.pulling.cancelled():
+        pulling = self.stream.pull.pulling
+        if self._is_ended or pulling.cancelled():
             raise InternalError(ENDED)
-        if self.pulling.done():
-            error = self.pulling.exception()
-            if isinstance(error, DatabusError):
-                raise error
-            raise InternalError(f"the puller ended with {error!r}") from error
+        self.stream.require_pulling()
         now_s = time.monotonic()
         if deadline_s is not None and now_s >= deadline_s:
             return False
-        if deadline_s is not None and not self.is_flowing():
+        if deadline_s is not None and not self.is_flowing:
             deadline_s = now_s + _LOOK_AGAIN_S
         times = [deadline_s, self.dispatcher.checkpoint_due_s()]
         bounds = [at_s - now_s for at_s in times if at_s is not None]
         timeout_s = max(0.0, min(bounds)) if bounds else None
-        await wait_for_either(self.buffer.wake, self.pulling, timeout_s)
-        return not self._is_stopping
+        await wait_for_either(self.buffer.wake, pulling, timeout_s)
+        return not self.steering.is_stopping
 
     async def _save(self, checkpoint: Checkpoint) -> None:
         saving = self.store.save(checkpoint)

@@ -440,6 +440,25 @@ def first_resume(
     )
 
 
+def seek_target(to: int | Position | dt.datetime | Checkpoint, database: str) -> Resume:
+    """Where a client continues after a seek.
+
+    Raises:
+        ConfigError: ``to`` is none of an SCN, a position, a commit time with a zone, and a
+            checkpoint of the database; or it is before the first SCN, where no position is.
+    """
+    if isinstance(to, OnlineCheckpoint | BootstrapCheckpoint) and to.database != database:
+        raise ConfigError(f"the checkpoint is of database {to.database}, not of {database}")
+    resume = first_resume(to, has_bootstraps=False)
+    is_word = isinstance(resume, Oldest | Latest)
+    if is_word or (isinstance(resume, After) and resume.position.scn == 0):
+        raise ConfigError(
+            f"seek({to!r}): give an SCN from 1 on, a commit time, or a checkpoint; to begin as a "
+            "new consumer, remove the stored checkpoint and set start"
+        )
+    return resume
+
+
 def _commit_us(time: dt.datetime) -> int:
     if time.utcoffset() is None:
         raise ConfigError(

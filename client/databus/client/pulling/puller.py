@@ -26,6 +26,7 @@ from databus.common.checkpoint import (
     After,
     AtTime,
     BootstrapCheckpoint,
+    Checkpoint,
     Latest,
     Oldest,
     OnlineCheckpoint,
@@ -226,6 +227,8 @@ class Puller:
         path = f"/v1/{self.subscription.database}/bootstrap"
         async with self.transport.stream(step.server, path, query) as body:
             self._opened(body)
+            if isinstance(self.origin, AtTime) and body.start is not None:
+                self.origin = self._online(body.start)
             splitter = FrameSplitter()
             while chunk := await body.read():
                 data = splitter.feed(chunk)
@@ -471,9 +474,17 @@ class Pull:
 
     @property
     def origin(self) -> Resume:
-        """Where the first pull began."""
+        """Where this pull began."""
         assert self._puller is not None
         return self._puller.origin
+
+    @property
+    def origin_checkpoint(self) -> Checkpoint | None:
+        """Where this pull began, as a checkpoint; None until a server has reported it."""
+        origin, clock = self.origin, self.machine.clock
+        if isinstance(origin, After) and clock is not None:
+            return OnlineCheckpoint(self.machine.database, clock, origin.position)
+        return origin if isinstance(origin, OnlineCheckpoint | BootstrapCheckpoint) else None
 
     def begin(self, resume: Resume, first_frame: int) -> asyncio.Task[None]:
         """Pull from ``resume`` on; frames are counted from ``first_frame``."""
