@@ -24,6 +24,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[sink]": sink_config.SinkConfig,
     "[[sink.route]]": sink_config.RouteConfig,
     "[sink.sql]": sink_config.SqlSinkConfig,
+    "[sink.kafka]": sink_config.KafkaSinkConfig,
 }
 _INTRODUCTION = """# Configuration
 

@@ -70,6 +70,8 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
             values = {"source": "shop.*", **values}
         if model is sink_config.SqlSinkConfig:
             values = {"url": "sqlite:///copy.db", **values}
+        if model is sink_config.KafkaSinkConfig:
+            values = {"servers": "127.0.0.1:9092", **values}
         if key.name.startswith("hash_"):
             values |= tomllib.loads(beside[key.name])
         made = model.model_validate(values)

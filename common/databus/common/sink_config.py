@@ -48,6 +48,57 @@ class SqlSinkConfig(Section):
     Example: existing = "adopt" """
 
 
+class KafkaSinkConfig(Section):
+    """``[sink.kafka]``: records of a Kafka broker, exactly once for readers of committed records.
+
+    A route's `target` is a topic; without a route, a topic for each source,
+    `PREFIX.SCHEMA.TABLE`.
+    """
+
+    servers: str
+    """Brokers to connect to, as `HOST:PORT`, comma separated.
+    Example: servers = "kafka-a:9092,kafka-b:9092" """
+
+    envelope: Literal["databus", "debezium", "cloudevents", "maxwell", "flat"] = "databus"
+    """Form of the records.
+    Example: envelope = "debezium" """
+
+    format: Literal["json", "json-schemas"] = "json"
+    """Encoding of key and value. `json-schemas` puts the schema beside each payload, as Kafka
+    Connect's JSON converter does.
+    Example: format = "json-schemas" """
+
+    prefix: str = ""
+    """What the names of topics begin with, Debezium's `topic.prefix`. Empty for the name of the
+    database.
+    Example: prefix = "cdc" """
+
+    catalogue: str = ""
+    """Name of PostgreSQL's database in the source block of Debezium's records, if it is not that of
+    the stream.
+    Example: catalogue = "prod" """
+
+    tombstones: bool = True
+    """Whether a record without a value follows each delete, where the envelope has it.
+    Example: tombstones = false """
+
+    partitions: int = Field(default=1, ge=1)
+    """Partitions of a topic that the sink creates.
+    Example: partitions = 12 """
+
+    replicas: int = Field(default=-1, ge=-1)
+    """Replicas of a topic that the sink creates; -1 for the default of the brokers.
+    Example: replicas = 3 """
+
+    checkpoint_topic: str = "databus_checkpoints"
+    """Compacted topic of the checkpoints, one partition; the key is the name of the sink.
+    Example: checkpoint_topic = "cdc_checkpoints" """
+
+    options: dict[str, HiddenText] = Field(default_factory=dict)
+    """Settings of librdkafka, by name. `env:NAME` reads a value from an environment variable.
+    Example: options = { "compression.type" = "lz4", "sasl.password" = "env:KAFKA_PASSWORD" } """
+
+
 class SinkConfig(Section):
     """``[sink]``: a consumer that writes the changes of a database to another system.
 
@@ -128,6 +179,10 @@ class SinkConfig(Section):
     """The tables of a database.
     Example: sql = { url = "sqlite:///mirror.db" } """
 
+    kafka: KafkaSinkConfig | None = None
+    """The topics of a Kafka broker.
+    Example: kafka = { servers = "127.0.0.1:9092" } """
+
     @property
     def kinds(self) -> list[str]:
         """The kinds of which there is a section."""
@@ -143,5 +198,5 @@ class SinkConfig(Section):
         return self
 
 
-KINDS = ("sql",)
+KINDS = ("sql", "kafka")
 """The sections of which a sink has exactly one."""

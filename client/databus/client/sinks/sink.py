@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +24,8 @@ class SinkContext:
     """The database that it reads."""
     routes: SinkRoutes
     """Where the rows of each source go."""
+    clock: Callable[[], str] = lambda: ""
+    """The clock of the stream, from the first row on: ``mariadb:...``, ``postgresql:...``."""
 
 
 class Sink:

@@ -29,7 +29,7 @@ class SinkRow:
     A document of JSON is its text.
     """
 
-    __slots__ = ("_before", "_columns", "_key", "_value", "event", "op", "target")
+    __slots__ = ("_before", "_key", "_value", "columns", "event", "op", "target")
 
     def __init__(self, event: Event, route: Route) -> None:
         self.event = event
@@ -38,7 +38,8 @@ class SinkRow:
         """Where it goes."""
         self.op = event.op
         """c inserted, u updated, d deleted, r read by a dump, t truncated."""
-        self._columns = route.columns
+        self.columns = route.columns
+        """The columns that go there, besides those of the key; empty for all."""
         self._key = self._value = self._before = _UNSET
 
     @property
@@ -89,10 +90,10 @@ class SinkRow:
         self._before = before
 
     def _chosen(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
-        if row is None or not self._columns:
+        if row is None or not self.columns:
             return row
         key = self.event.schema.key
-        return {name: row[name] for name in row if name in self._columns or name in key}
+        return {name: row[name] for name in row if name in self.columns or name in key}
 
     def __repr__(self) -> str:
         return f"<SinkRow {self.op} {self.source} -> {self.target} {self.position}>"

@@ -16,6 +16,10 @@ def sink_of(config: SinkConfig) -> Sink:
     """
     if config.sql is not None:
         return _sql_mirror(config.sql)
+    if config.kafka is not None:
+        from databus.client.sinks.kafka.kafka_sink import KafkaSink
+
+        return KafkaSink(config.kafka)
     raise ConfigError(f"the sink {config.name} has no section of a kind")
 
 

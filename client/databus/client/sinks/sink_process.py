@@ -67,7 +67,12 @@ class SinkProcess:
             default_target=sink.default_target,
             transform=load_transform(config.transform) if config.transform else None,
         )
-        context = SinkContext(name=config.name, database=config.database, routes=routes)
+        context = SinkContext(
+            name=config.name,
+            database=config.database,
+            routes=routes,
+            clock=lambda: self.client.clock or "",
+        )
         self._config = config
         self.consumer = SinkConsumer(sink, context, batch_rows=config.batch_rows)
         file = None

@@ -1,0 +1,70 @@
+"""The rows of a sink as what an envelope takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from databus.client.sinks.sink_batch import SinkRow
+from databus.common.envelopes.row_change import RowChange
+from databus.common.schema.source_schema import SourceSchema
+
+
+class RowChanges:
+    """Makes changes of rows, in the version of the table that each row was written with.
+
+    Owner: one sink.
+    """
+
+    def __init__(self) -> None:
+        self._schemas: dict[tuple[int, frozenset[str]], SourceSchema] = {}
+        self._names: dict[int, list[str]] = {}
+
+    def change(self, row: SinkRow) -> RowChange:
+        """The change of a row, after routes and transform."""
+        event, schema = row.event, self._schema(row)
+        is_truncate = row.op == "t"
+        value = None if row.op in ("d", "t") else row.value
+        absent = event.absent
+        if absent:
+            names = {column.name for column in schema.columns}
+            absent = (absent & names) - set(value or ())
+        return RowChange(
+            schema=schema,
+            op=row.op,
+            scn=event.scn,
+            seq=event.seq,
+            commit_us=event.commit_us,
+            key=None if is_truncate else row.key,
+            before=self._whole(schema, row.before),
+            after=self._whole(schema, value),
+            absent=tuple(absent),
+            txid=event.txid,
+        )
+
+    def _schema(self, row: SinkRow) -> SourceSchema:
+        schema = row.event.schema
+        if not row.columns:
+            return schema
+        key = (schema.fingerprint, row.columns)
+        found = self._schemas.get(key)
+        if found is None:
+            wanted = row.columns | set(schema.key)
+            chosen = tuple(one for one in schema.columns if one.name in wanted)
+            found = self._schemas[key] = replace(schema, columns=chosen)
+        return found
+
+    def _whole(
+        self, schema: SourceSchema, row: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """The row with exactly the columns of the schema; absent ones are None.
+
+        The client may give a row in the columns of a later version.
+        """
+        if row is None:
+            return None
+        names = self._names.get(schema.fingerprint)
+        if names is None:
+            names = self._names[schema.fingerprint] = [one.name for one in schema.columns]
+        return row if list(row) == names else {name: row.get(name) for name in names}
