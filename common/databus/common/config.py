@@ -34,7 +34,13 @@ from databus.common.config_values import parse_bytes as parse_bytes
 from databus.common.config_values import parse_seconds as parse_seconds
 from databus.common.errors import ConfigError
 from databus.common.private import HiddenUrl
-from databus.common.sink_config import RouteConfig, SinkConfig, SqlSinkConfig
+from databus.common.sink_config import (
+    FilesSinkConfig,
+    RouteConfig,
+    SinkConfig,
+    SqlSinkConfig,
+    WebhookSinkConfig,
+)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -433,6 +439,8 @@ _MODELS: dict[str, type[Section]] = {
     "sink": SinkConfig,
     "route": RouteConfig,
     "sql": SqlSinkConfig,
+    "files": FilesSinkConfig,
+    "webhook": WebhookSinkConfig,
 }
 
 

@@ -99,6 +99,49 @@ class KafkaSinkConfig(Section):
     Example: options = { "compression.type" = "lz4", "sasl.password" = "env:KAFKA_PASSWORD" } """
 
 
+class FilesSinkConfig(Section):
+    """``[sink.files]``: changes as files in a folder or a bucket."""
+
+    url: HiddenText
+    """Where the files are: a folder, `s3://bucket/prefix`, `gs://bucket/prefix` or
+    `abfs://container@account/prefix`. The parameters of a URL are those of pyarrow. `env:NAME`
+    reads the URL from an environment variable.
+    Example: url = "s3://bucket/changes?region=eu-central-1" """
+
+    format: Literal["ndjson", "avro", "parquet"] = "ndjson"
+    """Format of the files.
+    Example: format = "parquet" """
+
+    resolved_every: Seconds = Field(default=10.0, ge=0)
+    """Interval of the resolved marks while nothing changes. Each commit with changes has one.
+    Example: resolved_every = "1min" """
+
+
+class WebhookSinkConfig(Section):
+    """``[sink.webhook]``: changes as HTTP requests."""
+
+    url: HiddenText
+    """Where the requests go. `env:NAME` reads the URL from an environment variable.
+    Example: url = "https://hooks.example.com/changes" """
+
+    secret: HiddenText | None = None
+    """Key of the HMAC-SHA256 in the header `Databus-Signature`. `env:NAME` reads an environment
+    variable. Without it requests have no signature.
+    Example: secret = "env:HOOK_SECRET" """
+
+    batch_events: int = Field(default=500, ge=1)
+    """Largest number of events in a request.
+    Example: batch_events = 100 """
+
+    request_timeout: Seconds = Field(default=30.0, gt=0)
+    """Longest time of a request.
+    Example: request_timeout = "5s" """
+
+    resolved: bool = False
+    """Post the resolved position after each commit.
+    Example: resolved = true """
+
+
 class SinkConfig(Section):
     """``[sink]``: a consumer that writes the changes of a database to another system.
 
@@ -183,6 +226,14 @@ class SinkConfig(Section):
     """The topics of a Kafka broker.
     Example: kafka = { servers = "127.0.0.1:9092" } """
 
+    files: FilesSinkConfig | None = None
+    """Files in a folder or a bucket.
+    Example: files = { url = "changes" } """
+
+    webhook: WebhookSinkConfig | None = None
+    """HTTP requests.
+    Example: webhook = { url = "https://hooks.example.com/changes" } """
+
     @property
     def kinds(self) -> list[str]:
         """The kinds of which there is a section."""
@@ -198,5 +249,5 @@ class SinkConfig(Section):
         return self
 
 
-KINDS = ("sql", "kafka")
+KINDS = ("sql", "kafka", "files", "webhook")
 """The sections of which a sink has exactly one."""

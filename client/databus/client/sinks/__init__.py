@@ -4,7 +4,8 @@ In reading order: ``sink`` (the protocol and its contract), ``sink_batch`` (what
 ``sink_routes`` (source to target), ``sink_consumer`` (the consumer that drives a sink),
 ``sink_process`` (one configured sink from start to stop, its metrics), ``sink_kinds`` (the sink of
 a configuration), ``sql/`` (mirrors of the tables in a database), ``row_changes`` (rows as what an
-envelope takes), ``kafka/`` (records of a broker).
+envelope takes), ``kafka/`` (records of a broker), ``files/`` (files by date), ``webhook_sink``
+(signed HTTP requests), ``troubled_sink`` (for tests of a sink).
 
 Imported by applications and by the command line.  It imports the rest of the room.
 """
@@ -15,6 +16,7 @@ from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_batch import SinkBatch, SinkRow, SinkTable
 from databus.client.sinks.sink_process import SinkProcess
 from databus.client.sinks.sink_routes import SinkRoutes
+from databus.client.sinks.troubled_sink import SinkTrouble, TroubledSink
 
 __all__ = [
     "Sink",
@@ -24,4 +26,6 @@ __all__ = [
     "SinkRoutes",
     "SinkRow",
     "SinkTable",
+    "SinkTrouble",
+    "TroubledSink",
 ]

@@ -119,12 +119,26 @@ class SinkBatch:
     Owner: the sink's ``write``; a batch may be read several times, and in any thread.
     """
 
-    def __init__(self, batches: Sequence[DataBatch], routes: SinkRoutes) -> None:
+    def __init__(
+        self,
+        batches: Sequence[DataBatch],
+        routes: SinkRoutes,
+        after: Position | None = None,
+    ) -> None:
         self._batches = batches
         self._routes = routes
+        self._after = after
 
     def __len__(self) -> int:
         return sum(map(len, self._batches))
+
+    def after(self, position: Position) -> SinkBatch:
+        """The batch without the rows of the stream at or before a position.
+
+        For a sink whose commit took effect although it was reported as failed.  Rows of a bootstrap
+        remain: they do not come in the order of their positions.
+        """
+        return SinkBatch(self._batches, self._routes, position)
 
     def rows(self) -> Iterator[SinkRow]:
         """The rows in commit order; in a bootstrap, in the order in which they came.
@@ -171,7 +185,10 @@ class SinkBatch:
 
     def _pieces(self, batches: Sequence[DataBatch]) -> Iterator[tuple[SourceSchema, Any]]:
         for batch in batches:
-            for schema, arrow in batch.versions:
+            for schema, whole in batch.versions:
+                arrow = whole
+                if self._after is not None and batch.mode == "online":
+                    arrow = whole.filter(_is_after(whole, self._after))
                 if self._routes.transform is None:
                     yield schema, arrow
                 else:
@@ -210,12 +227,24 @@ class SinkBatch:
         online: list[Event] = []
         for batch in self._batches:
             if batch.mode == "online":
-                online.extend(batch.events())
+                online.extend(
+                    event
+                    for event in batch.events()
+                    if self._after is None or event.position > self._after
+                )
                 continue
             yield from _in_order(online)
             online = []
             yield from batch.events()
         yield from _in_order(online)
+
+
+def _is_after(arrow: Any, position: Position) -> Any:
+    import pyarrow.compute as pc
+
+    scn, seq = arrow["_scn"], arrow["_seq"]
+    is_same = pc.and_(pc.equal(scn, position.scn), pc.greater(seq, position.seq))
+    return pc.or_(pc.greater(scn, position.scn), is_same)
 
 
 def _in_order(events: list[Event]) -> list[Event]:

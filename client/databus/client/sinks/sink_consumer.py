@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from databus.common.errors import (
 )
 from databus.common.table_state import TableState
 
+log = logging.getLogger("databus.sink")
 FATAL = (SinkRefused, ConfigError, MissingDependency, CheckpointMoved)
 """Errors that a retry does not repair."""
 
@@ -78,10 +80,9 @@ class SinkConsumer(Consumer):
         I1. Rows are written in commit order: between windows of which several came at once only at
             a checkpoint, and inside a window that comes in parts at any time.
         I2. ``commit`` is called only at a checkpoint, after all rows before it were written.
-        I3. After a failure nothing is pending, and ``rollback`` was called.
+        I3. After a failure nothing is pending, and ``rollback`` succeeds before any other call.
 
-    Owner: the client that serves it.
-    Raises: never; ``fatal`` has the error that a retry does not repair.
+    Owner: the client that serves it.  ``fatal`` has the error that a retry does not repair.
     """
 
     def __init__(self, sink: Sink, context: SinkContext, *, batch_rows: int) -> None:
@@ -94,6 +95,7 @@ class SinkConsumer(Consumer):
         self._pending: list[DataBatch] = []
         self._pending_rows = 0
         self._in_sequence = False
+        self._must_roll_back = False
 
     async def open(self) -> Checkpoint | None:
         """Open the sink; its stored checkpoint."""
@@ -154,7 +156,13 @@ class SinkConsumer(Consumer):
         self._pending_rows = 0
         self._in_sequence = False
         self.counts.rollbacks += 1
-        return await self._guarded(lambda: self._thread.call(self.sink.rollback))
+        self._must_roll_back = True
+        try:
+            return await self._guarded(_nothing)
+        except Exception as error:
+            # The target may still be away: the next call rolls back first.
+            log.warning("the sink cannot roll back yet: %r", error)
+            return None
 
     @property
     def _is_full(self) -> bool:
@@ -174,6 +182,9 @@ class SinkConsumer(Consumer):
     async def _guarded(self, step: Callable[[], Any]) -> Result | None:
         """Make the calls; an error that a retry does not repair stops the client."""
         try:
+            if self._must_roll_back:
+                await self._thread.call(self.sink.rollback)
+                self._must_roll_back = False
             await step()
         except FATAL as error:
             self.counts.last_error = str(error)
@@ -183,3 +194,7 @@ class SinkConsumer(Consumer):
             self.counts.last_error = str(error)
             raise
         return None
+
+
+async def _nothing() -> None:
+    return None

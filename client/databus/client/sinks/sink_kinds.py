@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from databus.client.sinks.sink import Sink
 from databus.common.errors import ConfigError
-from databus.common.sink_config import SinkConfig, SqlSinkConfig
+from databus.common.sink_config import FilesSinkConfig, SinkConfig, SqlSinkConfig
 
 
 def sink_of(config: SinkConfig) -> Sink:
@@ -20,6 +20,12 @@ def sink_of(config: SinkConfig) -> Sink:
         from databus.client.sinks.kafka.kafka_sink import KafkaSink
 
         return KafkaSink(config.kafka)
+    if config.files is not None:
+        return _files(config, config.files)
+    if config.webhook is not None:
+        from databus.client.sinks.webhook_sink import WebhookSink
+
+        return WebhookSink(config.webhook)
     raise ConfigError(f"the sink {config.name} has no section of a kind")
 
 
@@ -52,3 +58,19 @@ def _sql_mirror(config: SqlSinkConfig) -> Sink:
             "mariadb"
         )
     return SqlMirror(target, adopts_tables=config.existing == "adopt")
+
+
+def _files(config: SinkConfig, section: FilesSinkConfig) -> Sink:
+    from databus.client.sinks.files import file_formats
+    from databus.client.sinks.files.file_sink import FileFormat, FileSink
+    from databus.client.sinks.files.file_store import FileStore
+
+    form: FileFormat
+    if section.format == "ndjson":
+        form = file_formats.NdjsonFormat(config.database)
+    elif section.format == "avro":
+        form = file_formats.AvroFormat()
+    else:
+        form = file_formats.ParquetFormat()
+    store = FileStore(section.url.reveal)
+    return FileSink(store, form, resolved_every_s=section.resolved_every)
