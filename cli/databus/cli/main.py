@@ -17,7 +17,6 @@ import typer
 
 from databus.cli.commands import (
     checkpoint_command,
-    command_list,
     demo_command,
     export_command,
     init_command,
@@ -25,6 +24,14 @@ from databus.cli.commands import (
     runs_command,
     verify_command,
 )
+from databus.cli.commands.bootstrap_command import apply, bootstrap
+from databus.cli.commands.check_command import check
+from databus.cli.commands.dump_command import dump
+from databus.cli.commands.relay_command import relay, reload
+from databus.cli.commands.schema_command import schema
+from databus.cli.commands.sink_command import sink
+from databus.cli.commands.status_command import resync, status
+from databus.cli.commands.tail_command import tail
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -44,7 +51,8 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 init_command.add_to(cli)
-command_list.add_to(cli)
+for command in (relay, reload, bootstrap, apply, check, tail, schema, sink, dump, resync, status):
+    cli.command()(command)
 runs_command.add_to(cli)
 export_command.add_to(cli)
 verify_command.add_to(cli)

@@ -39,11 +39,14 @@ def expected(number: int) -> dict[str, Any]:
     return {"id": number, "name": f"näme {number}", "doc": {"n": number}}
 
 
-def events_of(*frames: tuple[Op, int, dict[str, Any]], schemas: SchemaSet) -> list[Event]:
+def events_of(
+    *frames: tuple[Op, int, dict[str, Any]], schemas: SchemaSet, schema: SourceSchema = ITEMS
+) -> list[Event]:
     """The events of one window; a frame is (op, id, other parts)."""
     builder = WindowBuilder(1, 1000, 0)
     for op, number, parts in frames:
-        builder.event(op, ITEMS.source_id, ITEMS.fingerprint, ITEMS.encode_key((number,)), **parts)
+        key = schema.encode_key((number,))
+        builder.event(op, schema.source_id, schema.fingerprint, key, **parts)
     block = Block(builder.end("tx1"), first=0, bootstrap=False)
     window = Window(Decoding("shop", schemas), "online", block, 0)
     return [Event(block, index, window) for index in range(len(frames))]

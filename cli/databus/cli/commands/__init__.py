@@ -1,10 +1,10 @@
 """The commands of the command line, one module each.
 
 A module has a command's arguments and help, and calls its implementation: ``relay_command``,
-``bootstrap_command`` (and apply), ``check_command``, ``tail_command``, ``sink_command``,
-``dump_command``, ``status_command`` (status, resync; ``command_list`` adds these to the command
-line), ``init_command``, ``verify_command``, ``runs_command``, ``export_command``,
-``checkpoint_command``, ``inspect_command``, ``demo_command``.
+``bootstrap_command`` (and apply), ``check_command``, ``tail_command``, ``schema_command``,
+``sink_command``, ``dump_command``, ``status_command`` (status, resync), ``init_command``,
+``verify_command``, ``runs_command``, ``export_command``, ``checkpoint_command``,
+``inspect_command``, ``demo_command``.
 
 Imported by ``main``.  A command imports the rooms when it runs, so that ``--help`` is quick.
 """

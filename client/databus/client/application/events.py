@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from databus.client.application.frame_blocks import Block
 from databus.client.application.json_documents import Convert, converters
 from databus.client.application.row_columns import RowColumns
+from databus.client.application.row_models import row_as
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, UnknownSchema
 from databus.common.frame.frame_format import OP_LETTERS, Flag, FrameView, Op
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 
+T = TypeVar("T")
 Mode = Literal["online", "bootstrap"]
 _LEAST_AHEAD = 8
 _MOST_AHEAD = 512
@@ -300,6 +302,21 @@ class Event:
             window = self.window
             value = self._value = window.decoding.value(self._block, self._index, window.mode)
         return value
+
+    def as_(self, model: type[T]) -> T | None:
+        """The row after the change as an object of ``model``; None after a delete.
+
+        ``model`` is a dataclass, a TypedDict or a pydantic model.  Its fields are columns by name;
+        further columns are left out.  Values are checked by type and converted as pydantic does
+        it.  ``databus schema SOURCE --python`` prints such a class.
+
+        Raises:
+            UsageError: the row lacks a column that the class requires, or a value does not fit.
+        """
+        value = self.value
+        if value is None:
+            return None
+        return row_as(model, value, f"the row of {self.source} at {self.position}", self.absent)
 
     @property
     def before(self) -> dict[str, Any] | None:
