@@ -48,6 +48,10 @@ class SqlSinkConfig(Section):
     Example: existing = "adopt" """
 
 
+TYPED_ENVELOPES = ("debezium", "flat")
+"""Those whose values have a schema, and therefore an Avro form."""
+
+
 class KafkaSinkConfig(Section):
     """``[sink.kafka]``: records of a Kafka broker, exactly once for readers of committed records.
 
@@ -63,10 +67,16 @@ class KafkaSinkConfig(Section):
     """Form of the records.
     Example: envelope = "debezium" """
 
-    format: Literal["json", "json-schemas"] = "json"
+    format: Literal["json", "json-schemas", "avro"] = "json"
     """Encoding of key and value. `json-schemas` puts the schema beside each payload, as Kafka
-    Connect's JSON converter does.
+    Connect's JSON converter does. `avro` is Confluent's wire format; it needs `registry`, and the
+    envelope `debezium` or `flat`.
     Example: format = "json-schemas" """
+
+    registry: HiddenText | None = None
+    """Base URL of the schema registry (Confluent's REST interface), with user and password if it
+    wants them. `env:NAME` reads it from an environment variable.
+    Example: registry = "http://registry:8081" """
 
     prefix: str = ""
     """What the names of topics begin with, Debezium's `topic.prefix`. Empty for the name of the
@@ -97,6 +107,17 @@ class KafkaSinkConfig(Section):
     options: dict[str, HiddenText] = Field(default_factory=dict)
     """Settings of librdkafka, by name. `env:NAME` reads a value from an environment variable.
     Example: options = { "compression.type" = "lz4", "sasl.password" = "env:KAFKA_PASSWORD" } """
+
+    @pydantic.model_validator(mode="after")
+    def _avro_has_a_registry_and_types(self) -> KafkaSinkConfig:
+        if self.format == "avro":
+            if not self.registry:
+                raise ValueError('format = "avro" needs the URL of a `registry`')
+            if self.envelope not in TYPED_ENVELOPES:
+                raise ValueError(
+                    f'format = "avro" needs an envelope with types: {", ".join(TYPED_ENVELOPES)}'
+                )
+        return self
 
 
 class FilesSinkConfig(Section):

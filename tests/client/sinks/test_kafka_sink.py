@@ -5,6 +5,7 @@ Skipped, with the reason, without Kafka's jars.
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import sys
@@ -12,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 
 from databus.client.sinks import SinkContext, SinkRoutes
@@ -33,6 +35,8 @@ from tests.client.sinks.sink_runs import Watched
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_broker import kafka_broker as kafka_broker  # a fixture
 from tests.support.processes import Processes
+from tests.support.schema_registry_server import SchemaRegistryServer
+from tests.support.schema_registry_server import registry as registry  # a fixture
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -85,6 +89,22 @@ async def test_every_change_is_a_record_of_its_topic_with_the_position_in_the_he
     values = [one.value() and json.loads(one.value()) for one in records]
     assert [value and value["op"] for value in values] == ["c", "u", "d", None]
     assert values[1]["after"]["state"] == "paid"
+
+
+async def test_avro_records_name_their_schema_in_the_registry(
+    scripted: StartServer, kafka_broker: KafkaBroker, registry: SchemaRegistryServer
+) -> None:
+    server = await scripted(orders(1, 7), orders(2, 7, op="d"))
+    settings = {"envelope": "debezium", "format": "avro", "registry": registry.url}
+    config = config_of(kafka_broker, "avro", server.url, kafka=settings)
+    await Watched(config, sink_of(config)).until_scn(2)
+    records = kafka_broker.committed("avro.shop.orders")
+    assert registry.subjects == {"avro.shop.orders-key": [1], "avro.shop.orders-value": [2]}
+    assert [one.key()[:5] for one in records] == [b"\0\0\0\0\1"] * 3
+    assert [one.value() and one.value()[:5] for one in records] == [b"\0\0\0\0\2"] * 2 + [None]
+    schema = fastavro.parse_schema(registry.schemas[1])
+    value: Any = fastavro.schemaless_reader(io.BytesIO(records[0].value()[5:]), schema, None)
+    assert (value["op"], value["after"]["id"], value["source"]["lsn"]) == ("c", 7, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))

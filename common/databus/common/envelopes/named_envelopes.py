@@ -23,8 +23,6 @@ _ENVELOPES: dict[str, Callable[[EnvelopeOptions], Envelope]] = {
     "flat": FlatEnvelope,
 }
 ENVELOPES = tuple(_ENVELOPES)
-TYPED_ENVELOPES = ("debezium", "flat")
-"""Those whose values have a schema, and therefore an Avro form."""
 
 
 def make_envelope(name: str, options: EnvelopeOptions) -> Envelope:

@@ -70,3 +70,12 @@ class Envelope(Protocol):
 
     def end(self, window: EndedWindow) -> list[EnvelopeRecord]:
         """The records after the last event of a window."""
+
+
+class Encoding(Protocol):
+    """Turns typed values into bytes."""
+
+    content_type: str
+
+    def encode(self, subject: str, kind: ConnectType, value: Any) -> bytes:
+        """The bytes of a value; ``subject`` is the name of its schema in a registry."""

@@ -13,15 +13,17 @@ from databus.client.sinks.kafka.kafka_checkpoints import (
     stored_checkpoint,
 )
 from databus.client.sinks.kafka.kafka_library import TIMEOUT_S, as_ours, kafka_library
+from databus.client.sinks.kafka.registry_client import SchemaRegistry
 from databus.client.sinks.row_changes import RowChanges
 from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_batch import SinkBatch
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, encode
+from databus.common.envelopes.avro_encoding import AvroEncoding
 from databus.common.envelopes.envelope_options import EnvelopeOptions
 from databus.common.envelopes.frame_changes import product_of
 from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.named_envelopes import make_envelope
-from databus.common.envelopes.row_change import Envelope, EnvelopeRecord
+from databus.common.envelopes.row_change import Encoding, Envelope, EnvelopeRecord
 from databus.common.errors import CheckpointMoved, DatabusError, SinkRefused, SinkUnavailable
 from databus.common.sink_config import KafkaSinkConfig
 
@@ -53,7 +55,9 @@ class KafkaSink(Sink):
             "bootstrap.servers": config.servers,
             **{name: text.reveal for name, text in config.options.items()},
         }
-        self._encoding = JsonEncoding(with_schemas=config.format == "json-schemas")
+        self._encoding: Encoding = JsonEncoding(with_schemas=config.format == "json-schemas")
+        if config.format == "avro" and config.registry is not None:
+            self._encoding = AvroEncoding(SchemaRegistry(config.registry.reveal).register)
         self._changes = RowChanges()
         self._topics: set[str] = set()
         self._context: SinkContext | None = None
