@@ -40,6 +40,7 @@ from benchmarks.harness import Report, Run, Sample, measure_in_turns, ratio
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.segments import as_table, seal
 from databus.bootstrap.merging import run_planner
+from databus.bootstrap.merging.bucket_tasks import bits_for
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store, new_run_id
 from databus.bootstrap.runs.parquet_runs import PARQUET, SCHEMA, RunFile, RunKind, describe
@@ -53,7 +54,7 @@ from databus.common.frame.frame_format import Op
 FRAME_BYTES = 200
 KEY_BYTES = 16
 GROUP_ROWS = (16 << 20) // FRAME_BYTES
-FILE_ROWS = (128 << 20) // FRAME_BYTES
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 SOURCE = frame_format.source_id("shop.orders")
 SIZES = "1000000,5000000,20000000"
 SMOKE_SIZES = "2000,20000"
@@ -87,7 +88,7 @@ def frames(keys: np.ndarray[Any, Any], scn: int, first_seq: int, op: Op, payload
     rows[:, 16:24] = np.frombuffer(np.full(count, scn, "<u8").tobytes(), np.uint8).reshape(-1, 8)
     seqs = np.arange(first_seq, first_seq + count, dtype="<u4")
     rows[:, 24:28] = np.frombuffer(seqs.tobytes(), np.uint8).reshape(-1, 4)
-    hashes = (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype("<u8")
+    hashes = (keys.astype(np.uint64) * HASH_FACTOR).astype("<u8")
     rows[:, 32:40] = np.frombuffer(hashes.tobytes(), np.uint8).reshape(-1, 8)
     rows[:, header : header + 8] = np.frombuffer(keys.astype("<u8").tobytes(), np.uint8).reshape(
         -1, 8
@@ -113,26 +114,29 @@ def _stamp(data: kernels.U8Array, frame_bytes: int) -> None:
 
 def make_base(store: Store, rows: int) -> Position:
     """A base of ``rows`` rows as the applier writes it; returns where it ends."""
-    stop = Position(rows // GROUP_ROWS + 10, 1 << 20)
+    stop = Position(2 * (rows // GROUP_ROWS) + 10, 1 << 20)
     run_id = new_run_id(RunKind.BASE, stop)
     folder = store.run_folder(run_id)
     folder.mkdir(parents=True)
     files: list[RunFile] = []
-    # The first group's frames are shifted to new keys and positions: packing is not measured.
-    made = 0
-    while made < rows:
-        name = f"part-{len(files):05d}.parquet"
+    bits = bits_for(rows * FRAME_BYTES)
+    hashes = np.arange(rows, dtype=np.uint64) * HASH_FACTOR
+    ordered = np.argsort(hashes)
+    at = np.zeros(rows, dtype=np.int64)
+    if bits:
+        at = (hashes[ordered] >> np.uint64(64 - bits)).astype(np.int64)
+    groups = 0
+    for number in range(2**bits):
+        name, bucket = f"part-{number:05d}.parquet", f"{number:0{bits}b}" if bits else ""
         writer = pq.ParquetWriter(folder / name, SCHEMA, **PARQUET)
         with contextlib.closing(writer):
-            in_file = 0
-            while made < rows and in_file < FILE_ROWS:
-                count = min(GROUP_ROWS, rows - made)
-                keys = np.arange(made, made + count)
-                data = frames(keys, 1 + made // GROUP_ROWS, 0, Op.INSERT, 1)
+            first, last = np.searchsorted(at, [number, number + 1])
+            for begin in range(int(first), int(last), GROUP_ROWS):
+                groups += 1
+                keys = ordered[begin : min(begin + GROUP_ROWS, int(last))]
+                data = frames(keys, groups, 0, Op.INSERT, 1)
                 writer.write_table(as_table(data, frame_format.scan(data, verify=False)))
-                made += count
-                in_file += count
-        files.append(describe(LocalFiles(folder), name))
+        files.append(describe(LocalFiles(folder), name, SOURCE, bucket))
     base = StoredRun(
         id=run_id,
         kind=RunKind.BASE,
@@ -334,7 +338,7 @@ def read_with_pyarrow(store: Store) -> float:
     assert base is not None
     began_s = time.perf_counter()
     for file in base.files:
-        with pq.ParquetFile(store.run_folder(base) / file.name) as opened:
+        with pq.ParquetFile(store.run_folder(file.folder or base) / file.name) as opened:
             for index in range(opened.metadata.num_row_groups):
                 opened.read_row_group(index, columns=["frame"], use_threads=False)
     return time.perf_counter() - began_s

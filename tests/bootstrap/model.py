@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -156,6 +157,17 @@ def compact(frames: Iterable[FrameView], *, base: bool) -> list[FrameView]:
     return sorted(survivors, key=lambda one: one.position)
 
 
+def clustered(frames: Iterable[FrameView]) -> list[FrameView]:
+    """Frames in the order of clustered files: by source and key hash; truncates come first."""
+
+    def place(one: FrameView) -> tuple[int, int, bool, bytes, Position]:
+        is_row = one.op != Op.TRUNCATE
+        key_hash = one.key_hash if is_row else 0
+        return one.source_id, key_hash, is_row, bytes(one.key), one.position
+
+    return sorted(frames, key=place)
+
+
 def write_run(
     store: Store,
     kind: RunKind,
@@ -166,14 +178,16 @@ def write_run(
     rows_per_group: int = 4,
     rows_per_file: int = 10,
     random_bytes: random.Random | None = None,
+    bits: int | None = None,
 ) -> Run:
-    """A run as the applier would write it, in small files of small row groups."""
+    """A run in small files of small row groups: of format 1, or clustered by ``bits`` of hashes."""
     rng = random_bytes or random.Random()
     run_id = new_run_id(kind, stop, rng.randbytes)
     folder = store.run_folder(run_id)
     folder.mkdir(parents=True)
     files = []
-    for number, piece in enumerate(_slices(frames, rows_per_file)):
+    pieces = _buckets(frames, bits) if bits is not None else _slices(frames, rows_per_file)
+    for number, (piece, source, bucket) in enumerate(pieces):
         data = b"".join(bytes(one.bytes) for one in piece)
         path = folder / f"part-{number:05d}.parquet"
         pq.write_table(
@@ -183,7 +197,7 @@ def write_run(
             store_schema=False,
             write_page_checksum=True,
         )
-        files.append(describe(LocalFiles(path.parent), path.name))
+        files.append(describe(LocalFiles(path.parent), path.name, source, bucket))
     truncates = {one.source_id: one.position for one in frames if one.op == Op.TRUNCATE}
     return Run(
         id=run_id,
@@ -197,16 +211,29 @@ def write_run(
     )
 
 
-def _slices(frames: list[FrameView], size: int) -> Iterator[list[FrameView]]:
+_Pieces = Iterator[tuple[list[FrameView], int | None, str]]
+
+
+def _slices(frames: list[FrameView], size: int) -> _Pieces:
     for at in range(0, len(frames), size):
-        yield frames[at : at + size]
+        yield frames[at : at + size], None, ""
+
+
+def _buckets(frames: list[FrameView], bits: int) -> _Pieces:
+    def bucket(one: FrameView) -> tuple[int, str]:
+        key_hash = 0 if one.op == Op.TRUNCATE else one.key_hash
+        return one.source_id, f"{key_hash:064b}"[:bits]
+
+    for (source, name), piece in itertools.groupby(clustered(frames), bucket):
+        yield list(piece), source, name
 
 
 def frames_of(store: Store, run: Run) -> list[FrameView]:
     """All frames of a run, read with pyarrow alone."""
     found: list[FrameView] = []
     for file in run.files:
-        column = pq.read_table(Path(store.run_folder(run)) / file.name, columns=["frame"])
+        folder = Path(store.run_folder(file.folder or run))
+        column = pq.read_table(folder / file.name, columns=["frame"])
         for value in column.column(0).to_pylist():
             found.extend(iter_frames(value))
     return found

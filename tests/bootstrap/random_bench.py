@@ -12,18 +12,30 @@ from hypothesis import strategies as st
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.segments import as_table
+from databus.bootstrap.merging import bucket_tasks, spark_tasks
+from databus.bootstrap.merging.bucket_runs import (
+    WrittenFile,
+    merged_run,
+    plain_bytes,
+    worker_tasks,
+)
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
-from databus.bootstrap.runs.manifest import Store
-from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.bootstrap.runs.manifest import Store, new_run_id
+from databus.bootstrap.runs.parquet_runs import PARQUET, Run, RunKind
+from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.common.checkpoint import ORIGIN, BootstrapCheckpoint, Checkpoint, Position
 from databus.common.filters.stream_filter import StreamFilter, matching_ids
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FrameView
 from tests.bootstrap.model import (
     CLOCK,
     SOURCES,
     START,
     History,
     State,
+    clustered,
     compact,
     frames_between,
     frames_of,
@@ -82,14 +94,19 @@ class RandomBench:
         self._replace(Merge(tuple(inputs), RunKind.BASE), rows, grace)
 
     def _replace(self, merge: Merge, frames: list[Any], grace: bool) -> None:
-        run = write_run(
-            self.store,
-            merge.kind,
-            merge.inputs[0].start,
-            merge.inputs[-1].stop,
-            frames,
-            random_bytes=self.rng,
-        )
+        if self.rng.random() < 0.5:
+            run = in_process(self.store, merge, self.rng)
+            assert frames_as_bytes(frames_of(self.store, run)) == frames_as_bytes(clustered(frames))
+        else:
+            run = write_run(
+                self.store,
+                merge.kind,
+                merge.inputs[0].start,
+                merge.inputs[-1].stop,
+                frames,
+                random_bytes=self.rng,
+                bits=self.rng.choice((None, 0, 1, 2)),
+            )
         self.store.switch(lambda m: m.with_changes(add=run, drop=merge.retired, now_us=1))
         if not grace:
             self.store.collect(0, "cs", now_us=2)
@@ -124,6 +141,41 @@ class RandomBench:
         assert self.store.check() == []
         self.log.check()
         self.log.close()
+
+
+def frames_as_bytes(frames: list[FrameView]) -> list[bytes]:
+    return [bytes(one.bytes) for one in frames]
+
+
+def in_process(store: Store, merge: Merge, rng: random.Random) -> Run:
+    """What the applier does, without Spark: the rows of runs that are not clustered are sorted by
+    the model, and one worker does all tasks."""
+    run_id = new_run_id(merge.kind, merge.inputs[-1].stop, rng.randbytes)
+    files = store.files(run_id)
+    assert isinstance(files, LocalFiles)
+    files.folder.mkdir()
+    plan = bucket_tasks.plan(merge, plain_bytes(store, merge), rng.choice((200, 600, 1 << 20)))
+    rows: list[FrameView] = []
+    for run in merge.inputs:
+        after = merge.inputs[0].stop if merge.inputs[0].kind is RunKind.BASE else ORIGIN
+        after = ORIGIN if run.kind is RunKind.BASE else after
+        plain = [] if run.is_clustered else frames_of(store, run)
+        rows += [one for one in plain if not one.is_control and one.position > after]
+    data = b"".join(frames_as_bytes(clustered(rows)))
+    table = as_table(data, frame_format.scan(data))
+    merging = spark_tasks.merger(
+        spark_tasks.Place(None, 0o077),
+        worker_tasks(store, plan, 1),
+        spark_tasks.Output(f"{files.folder}/", PARQUET, 300),
+        base=merge.kind is RunKind.BASE,
+        has_changes=True,
+    )
+    written = [
+        WrittenFile(**one)
+        for batch in merging(iter(table.to_batches(max_chunksize=rng.choice((1, 3, 100)))))
+        for one in batch.to_pylist()
+    ]
+    return merged_run(store, merge, run_id, plan, written, 1)
 
 
 _SETTINGS = settings(

@@ -22,6 +22,7 @@ from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging import applier as applier_module
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.applier import Applier, start_spark
+from databus.bootstrap.merging.bucket_runs import WrittenFile
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.processes.bootstrap_processes import apply_round, run_applier
 from databus.bootstrap.reading.frame_ranges import (
@@ -34,13 +35,21 @@ from databus.bootstrap.reading.frame_ranges import (
 from databus.bootstrap.reading.net_changes import NetChanges
 from databus.bootstrap.runs.apply_progress import applier_document
 from databus.bootstrap.runs.manifest import Store
-from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import BucketError, MissingDependency, StoreBusy, StoreError
 from databus.common.frame.frame_format import FrameView, Op, iter_frames, read_frame
 from databus.common.frame.window_builder import WindowBuilder
-from tests.bootstrap.model import CLOCK, START, History, compact, frames_between, frames_of
+from tests.bootstrap.model import (
+    CLOCK,
+    START,
+    History,
+    clustered,
+    compact,
+    frames_between,
+    frames_of,
+)
 from tests.support.spark_session import spark_session
 from tests.support.waiting import eventually
 
@@ -70,7 +79,7 @@ class Bench:
 
     def truth(self, *, base: bool) -> list[bytes]:
         frames = frames_between(self.blocks, START, self.history.position)
-        return as_bytes(compact(frames, base=base))
+        return as_bytes(clustered(compact(frames, base=base)))
 
 
 def as_bytes(frames: list[FrameView]) -> list[bytes]:
@@ -103,7 +112,7 @@ def test_a_round_ends_though_segments_come_as_fast_as_they_are_merged(
 ) -> None:
     write = Applier._write
 
-    def overtaken(applier: Applier, *arguments: Any) -> list[str]:
+    def overtaken(applier: Applier, *arguments: Any) -> list[WrittenFile]:
         """A merge in which the log writer seals the next segment."""
         assert len(bench.blocks) < 6, "the round never ends"
         bench.segment(2)
@@ -118,32 +127,66 @@ def test_a_round_ends_though_segments_come_as_fast_as_they_are_merged(
         assert manifest.snapshot == manifest.chain[-2].stop, "what came meanwhile is left"
 
 
-@pytest.mark.parametrize("limit", ["BROADCAST_ROWS", "BROADCAST_KEY_BYTES", None])
 def test_many_applies_give_what_one_compaction_of_everything_gives(
-    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch, limit: str | None
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond either limit no key is broadcast: the driver holds none, and all are shuffled."""
-    if limit is not None:
-        monkeypatch.setattr(applier_module, limit, 5)
-    write, joins = Applier._write, []
-
-    def looking(applier: Applier, rows: Any, *arguments: Any) -> list[str]:
-        planned = rows._jdf.queryExecution().executedPlan().toString()
-        joins.extend(kind for kind in ("BroadcastHashJoin", "SortMergeJoin") if kind in planned)
-        return write(applier, rows, *arguments)
-
-    monkeypatch.setattr(Applier, "_write", looking)
+    """Tables grow from one file to many while they are merged."""
+    monkeypatch.setattr(applier_module, "FILE_BYTES", 600)
+    bench.history = History(11, keys=60)
     applier = Applier(bench.store, spark, grace_us=0)
+    files = []
     for count in (2, 1, 3, 1):
         for _ in range(count):
             bench.segment(6)
         applier.apply()
         base = bench.store.read().base
-        assert base is not None
+        assert base is not None and base.is_clustered
         assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
         assert bench.store.check() == []
-    assert len(list(bench.store.runs_folder.iterdir())) == len(bench.store.read().runs)
-    assert set(joins) == {"SortMergeJoin" if limit else "BroadcastHashJoin"}
+        files.append(len(base.files))
+    assert files[0] < files[-1]
+    named = {folder for run in bench.store.read().runs for folder in folders_of(run)}
+    assert {path.name for path in bench.store.runs_folder.iterdir()} == named
+
+
+def test_of_a_table_only_the_buckets_that_changed_are_written_and_of_others_nothing_is_read(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "FILE_BYTES", 4000)
+    applier = Applier(bench.store, spark, grace_us=0)
+
+    def write(scn: int, source: int, keys: range) -> None:
+        builder = WindowBuilder(scn, 1)
+        for number in keys:
+            builder.event(Op.UPDATE, source, 1, b"%d" % number, after=b"at %d" % scn)
+        bench.blocks.append(builder.end(f"t{scn}"))
+        bench.log.append(bench.blocks[-1], 1)
+        segments.seal(bench.log, bench.store, 1)
+        bench.history.position = Position(scn, len(keys))
+
+    write(START.scn + 1, 5, range(300))
+    write(START.scn + 2, 6, range(300))
+    applier.apply()
+    first = bench.store.read().base
+    assert first is not None and len(first.files) > 8
+    untouched = [file for file in first.files if file.source_id == 6]
+    held = {file.name: bench.store.run_folder(first) / file.name for file in untouched}
+    for name, path in held.items():  # A merge that read one of them would fail.
+        path.rename(bench.store.folder / name)
+    write(START.scn + 3, 5, range(3))
+    applier.apply()
+    for name, path in held.items():
+        (bench.store.folder / name).rename(path)
+    second = bench.store.read().base
+    assert second is not None
+    own = [file for file in second.files if not file.folder]
+    assert 1 <= len(own) <= 3 and {file.source_id for file in own} == {5}
+    assert {file.name for file in second.files if file.folder} < {f.name for f in first.files}
+    assert as_bytes(frames_of(bench.store, second)) == bench.truth(base=True)
+
+
+def folders_of(run: Run) -> set[str]:
+    return {run.id, *(file.folder for file in run.files if file.folder)}
 
 
 def test_row_groups_are_bounded_however_well_frames_compress(
@@ -163,21 +206,21 @@ def test_row_groups_are_bounded_however_well_frames_compress(
         ]
         opened.close()
         if run.is_compacted:
-            assert sum(sizes) > 400 * 2000
+            assert len(sizes) > 10 and sum(sizes) > 400 * 2000
             assert max(sizes) <= 1 << 14
 
 
-def test_large_runs_are_cut_into_files_in_order(
+def test_large_runs_are_cut_into_buckets(
     bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "FILE_BYTES", 2000)
+    monkeypatch.setattr(applier_module, "FILE_BYTES", 400)
     for _ in range(2):
         bench.segment(40)
     applier = Applier(bench.store, spark, grace_us=0)
     merged = applier._merge(Merge(bench.store.read().chain, RunKind.DELTA))
     run = bench.store.read().find(str(merged["run"]))
     assert run is not None
-    assert len(run.files) > 2
+    assert len(run.files) > 2 and any(len(file.bucket) > 0 for file in run.files)
     assert as_bytes(frames_of(bench.store, run)) == bench.truth(base=False)
 
 
@@ -325,13 +368,19 @@ def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object)
     path.write_bytes(whole)
 
 
+def limit_files(size_bytes: int) -> None:
+    """Let Java, and the Python workers that it has started, write no larger files."""
+    assert SparkContext._gateway is not None
+    java = psutil.Process(SparkContext._gateway.proc.pid)
+    for process in (java, *java.children(recursive=True)):
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
+
 @pytest.mark.parametrize("where", ["the old run's rows", "the shuffle"])
 def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue(
     bench: Bench, spark: object, where: str
 ) -> None:
     """The same code of the kernel refuses to extend Spark's files (RLIMIT_FSIZE)."""
-    assert SparkContext._gateway is not None
-    java: int = SparkContext._gateway.proc.pid
     rng = random.Random(5)
     builder = WindowBuilder(START.scn + 1, 1)
     for number in range(200):
@@ -349,11 +398,11 @@ def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue
         segments.seal(bench.log, bench.store, 1)
     before = bench.store.read()
     stores, config = {"shop": bench.store}, BootstrapConfig(data_dir=bench.store.folder.parent)
-    resource.prlimit(java, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    limit_files(limit)
     try:
         errors = apply_round(config, stores, spark, report=lambda *_: None)
     finally:
-        resource.prlimit(java, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        limit_files(resource.RLIM_INFINITY)
     assert "File too large" in errors["shop"].message
     said = applier_document(bench.store.storage)
     assert (said["state"], said["error"]) == ("failed", errors["shop"].message)
@@ -389,7 +438,7 @@ def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other
     both = threading.Barrier(2, timeout=30)
     write = Applier._write
 
-    def meeting(applier: Applier, *arguments: Any) -> list[str]:
+    def meeting(applier: Applier, *arguments: Any) -> list[WrittenFile]:
         """Inside a merge, which fails unless that of the other whole database is there too."""
         if applier.store is not stores["people"]:
             both.wait()
@@ -473,17 +522,17 @@ def test_changes_times_and_states_are_read_from_runs_that_spark_wrote(
             if is_kept
         ]
         found.close()
-        return kept
+        return sorted(kept)
 
     for since in (START, middle, merged):
         frames = frames_between(bench.blocks, since, until)
         starts = changes_from(since, every_change=False)
-        assert read(starts, until) == as_bytes(compact(frames, base=False))
+        assert read(starts, until) == sorted(as_bytes(compact(frames, base=False)))
     gone = (Op.DELETE, Op.TRUNCATE)
     for upto in (merged, until):
         rows = [b for b in read(state_from(upto, None), upto) if read_frame(b).op not in gone]
         frames = frames_between(bench.blocks, START, upto)
-        assert rows == as_bytes(compact(frames, base=True))
+        assert rows == sorted(as_bytes(compact(frames, base=True)))
     assert at_time(bench.store, bench.log, 1_700_000_000_000_000 + merged.scn) >= merged
 
 

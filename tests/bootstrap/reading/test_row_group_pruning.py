@@ -252,7 +252,9 @@ class Ranges:
             since=since,
             until=self.at,
             content=content,
-            opening=lambda: FrameRange(self.store, self.log, starts, self.at, every_change=every),
+            opening=lambda may_open: FrameRange(
+                self.store, self.log, starts, self.at, every_change=every, may_open=may_open
+            ),
             stream_filter=chosen,
             source_ids=matching_ids(model.SOURCES, chosen),
             piece_bytes=1 << 20,

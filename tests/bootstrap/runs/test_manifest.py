@@ -53,10 +53,10 @@ def test_any_damage_is_found(data: st.DataObject) -> None:
 
 
 def test_a_newer_format_is_refused_by_name() -> None:
-    body = json.dumps({"v": 2}).encode()
+    body = json.dumps({"v": 3}).encode()
     import google_crc32c
 
-    with pytest.raises(FormatError, match="format 2, this program reads 1"):
+    with pytest.raises(FormatError, match="format 3, this program reads 1 and 2"):
         Manifest.decode(body + f"\n{google_crc32c.value(body):08x}\n".encode())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aiohttp import web
@@ -31,6 +31,7 @@ from databus.bootstrap.reading.bootstrap_stream import PIECE_BYTES, BootstrapStr
 from databus.bootstrap.reading.frame_ranges import FrameRange, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase, is_origin
+from databus.bootstrap.runs.parquet_runs import RunFile
 from databus.common.checkpoint import ORIGIN, SEQ_END, AtTime, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import (
@@ -309,8 +310,15 @@ def _range_stream(
     else:
         starts = changes_from(since, every_change=every_change)
 
-    def opening() -> FrameRange:
-        return FrameRange(database.store, database.log, starts, until, every_change=every_change)
+    def opening(may_open: Callable[[RunFile], bool]) -> FrameRange:
+        return FrameRange(
+            database.store,
+            database.log,
+            starts,
+            until,
+            every_change=every_change,
+            may_open=may_open,
+        )
 
     return RangeStream(
         database=database.name,

@@ -1,17 +1,13 @@
 """The applier: merges runs with Spark.  The only module that imports pyspark.
 
-Two cases, one contract (rows in the order of their positions over files of bounded size):
+A merge goes bucket by bucket (``bucket_tasks``).  Changes in segments are shuffled once, to the
+worker that merges their bucket, and sorted there.  Clustered files are read where they are needed,
+in order, by that worker (``spark_tasks``, ``bucket_merge``).  Nothing of the old run is shuffled or
+sorted, and a file of a bucket in which nothing changed is taken over by name.  Runs of format 1 are
+in commit order: their rows are shuffled as changes are.
 
-* Few changes against much data: the old run is only filtered, by a join against the broadcast
-  keys of the changes.  Nothing of it is shuffled or sorted; each of its files stays in order,
-  and the changes, all of them newer, follow in files of their own.
-* Otherwise everything is shuffled by key, reduced, and sorted by position again.
-
-Readers depend on the order: rows are served in it, and row groups whose positions lie
-before a client's checkpoint are skipped by their statistics.
-
-Executors need nothing of this package.  On folders they run DataFrame operators only; on S3
-they read and write through ``spark_tasks``, whose functions are sent to them by value.
+Executors need nothing of this package, but Python with pyarrow: the functions that they run are
+sent to them by value.
 """
 
 from __future__ import annotations
@@ -19,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -30,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import cloudpickle, java_gateway
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BinaryType,
@@ -41,8 +38,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from databus.bootstrap.merging import run_planner, spark_tasks
-from databus.bootstrap.merging.memory_budget import Budget
+from databus.bootstrap.merging import bucket_merge, bucket_tasks, run_planner, spark_tasks
+from databus.bootstrap.merging.bucket_runs import (
+    WrittenFile,
+    merged_run,
+    plain_bytes,
+    worker_tasks,
+)
+from databus.bootstrap.merging.bucket_tasks import FILE_BYTES, BucketPlan
 from databus.bootstrap.merging.run_planner import Merge, Retention
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.apply_progress import ApplyProgress
@@ -50,35 +53,23 @@ from databus.bootstrap.runs.manifest import Store, new_run_id
 from databus.bootstrap.runs.open_readers import held
 from databus.bootstrap.runs.parquet_runs import (
     COLUMNS,
-    COMPRESSION,
     PARQUET,
     ROW_GROUP_BYTES,
     Run,
     RunKind,
-    describe,
-    in_order,
 )
-from databus.bootstrap.runs.run_storage import LocalFiles, RunFiles
+from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.bootstrap.runs.s3_storage import S3Storage
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import BucketError, MissingDependency, StoreError
-from databus.common.frame.frame_format import FIRST_CONTROL_OP, Flag, Op
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
 from databus.common.private import UMASK
 from databus.common.processes.parent_process import end_with
 
 _LOG = logging.getLogger("databus.bootstrap.merging.applier")
 
-FILE_BYTES = 128 << 20
-"""Bytes of frames in one file, approximately."""
-
-BROADCAST_ROWS = 1_000_000
-"""Up to this many changed rows, their keys are broadcast instead of shuffling the old run."""
-
-BROADCAST_KEY_BYTES = 64 << 20
-"""Broadcast keys are limited to this: driver and executors hold them in memory, twice."""
-
-_BROADCASTS = Budget()
-"""The broadcasts of all merges of this process stay within these two limits as well."""
+SMALL_BYTES = 8 << 20
+"""Frame bytes for which another worker is started, as long as there are cores."""
 
 GRACE_US = 600 * 10**6
 """How long a replaced run stays on disk, for readers inside it."""
@@ -90,11 +81,13 @@ _TYPES: Mapping[str, DataType] = {
     "frame": BinaryType(),
 }
 _SCHEMA = StructType([StructField(name, _TYPES.get(name, LongType())) for name in COLUMNS])
-_KEY = ["source_id", "key"]
+_LEAST = -(2**63)
+"""Added to a hash as Spark has it, signed, it gives the order of unsigned numbers."""
 
 # Workers need not have this package, and a namespace package does not import from a zip.
-# PySpark's copy of cloudpickle has no types.
-cloudpickle.register_pickle_by_value(spark_tasks)  # type: ignore[no-untyped-call]
+for _module in (bucket_merge, spark_tasks):
+    # PySpark's copy of cloudpickle has no types.
+    cloudpickle.register_pickle_by_value(_module)  # type: ignore[no-untyped-call]
 
 
 def start_spark(
@@ -102,8 +95,7 @@ def start_spark(
 ) -> SparkSession:
     """A quiet session; with a local master it listens on the loopback interface only.
 
-    The driver's memory holds the keys of a broadcast (at most BROADCAST_KEY_BYTES, and what
-    the JVM adds) and the names of files; with a ``local`` master the tasks' as well.
+    The driver's memory holds the names of files; with a ``local`` master, the tasks' as well.
     ``scratch`` is the folder for temporary files of the driver, and so of a ``local`` master's
     tasks, unless Spark's configuration names another; without it, that of the system.
 
@@ -285,13 +277,15 @@ class Applier:
         context.setJobGroup(run_id, f"{self.store.url}: {merge.kind.value}")
         try:
             with self._progress.merging(what, lambda: _tasks(context, run_id)), _naming_runs(merge):
-                with _BROADCASTS.share(self._broadcast_share(merge)):
-                    names = self._write(self._rows(merge), files, _group_rows(merge))
+                plan = bucket_tasks.plan(merge, plain_bytes(self.store, merge), FILE_BYTES)
+                if isinstance(files, LocalFiles):
+                    files.folder.mkdir()
+                written = self._write(merge, plan, run_id)
         except StoreError:
             self._drop(run_id)
             raise
         failpoints.reach("merge.rows_written")
-        run = self._described(merge, run_id, files, names)
+        run = merged_run(self.store, merge, run_id, plan, written, self._now_us())
         failpoints.reach("merge.files_written")
         record = _record(merge, run, time.monotonic() - began_s)
         self.store.switch(
@@ -308,89 +302,49 @@ class Applier:
         with contextlib.suppress(StoreError):
             self.store.storage.delete_run(run_id)
 
-    def _write(self, rows: DataFrame, files: RunFiles, group_rows: int) -> list[str]:
-        """Write a file from each partition; the names of all of them."""
-        if isinstance(files, LocalFiles):
-            files.folder.mkdir()
-            rows.write.mode("append").options(
-                **{
-                    "compression": COMPRESSION + "_raw" if COMPRESSION == "lz4" else COMPRESSION,
-                    "parquet.block.size": str(ROW_GROUP_BYTES),
-                    # The limit counts compressed pages: frames that compress well would make groups
-                    # many times as large.
-                    "parquet.block.row.count.limit": str(group_rows),
-                    "parquet.enable.dictionary": "false",
-                    "parquet.page.size": str(1 << 20),
-                    "parquet.page.write-checksum.enabled": "true",
-                }
-            ).parquet(files.folder.as_uri())
-            return [name for name in files.names() if name.endswith(".parquet")]
-        write = spark_tasks.writer(
-            self._s3_settings(), files.location(""), PARQUET, ROW_GROUP_BYTES
+    def _write(self, merge: Merge, plan: BucketPlan, run_id: str) -> list[WrittenFile]:
+        """Do the tasks of a merge; the files of it."""
+        if not plan.tasks:
+            return []
+        plain = tuple(run for run in merge.inputs if not run.is_clustered and run.rows)
+        read_bytes = sum(run.frame_bytes for run in plain)
+        read_bytes += sum(one.file.frame_bytes for task in plan.tasks for one in task.inputs)
+        workers = min(
+            plan.units,
+            max(1 + read_bytes // FILE_BYTES, min(1 + read_bytes // SMALL_BYTES, self._cores)),
         )
-        return [row["name"] for row in _mapped(rows, write, "name string").collect()]
+        files = self.store.files(run_id)
+        merging = spark_tasks.merger(
+            self._place,
+            worker_tasks(self.store, plan, workers),
+            spark_tasks.Output(f"{files.location('').rstrip('/')}/", PARQUET, ROW_GROUP_BYTES),
+            base=merge.kind is RunKind.BASE,
+            has_changes=bool(plain),
+        )
+        if plain:
+            base = tuple(run for run in plain if run.kind is RunKind.BASE)
+            newer = tuple(run for run in plain if run.kind is not RunKind.BASE)
+            first = merge.inputs[0]
+            changes = self._read(newer, first.stop if first.kind is RunKind.BASE else ORIGIN)
+            rows = self._read(base, ORIGIN).union(changes) if base else changes
+            rows = _bucketed(rows, plan, workers)
+        else:
+            rows = self.spark.range(0, workers, 1, workers)
+        found = _mapped(rows, merging, spark_tasks.RESULT).collect()
+        return [WrittenFile(one["task"], one["name"], one["bucket"]) for one in found]
 
-    def _s3_settings(self) -> Mapping[str, Any]:
+    @property
+    def _cores(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+    @property
+    def _place(self) -> spark_tasks.Place:
         storage = self.store.storage
+        if storage.folder is not None:
+            return spark_tasks.Place(None, UMASK)
         if not isinstance(storage, S3Storage):
             raise StoreError(f"{self.store.url} is neither a folder nor on S3")
-        return storage.bucket.settings
-
-    def _described(self, merge: Merge, run_id: str, files: RunFiles, names: list[str]) -> Run:
-        ordered = in_order([describe(files, name) for name in names])
-        used = [file.name for file in ordered]
-        for name in files.names():
-            if name not in used:
-                files.delete(name)
-        files.settle(used)
-        is_base = merge.kind is RunKind.BASE
-        return Run(
-            id=run_id,
-            kind=merge.kind,
-            start=ORIGIN if is_base else merge.inputs[0].start,
-            stop=merge.inputs[-1].stop,
-            files=ordered,
-            created_us=self._now_us(),
-            partial_rows=sum(run.partial_rows for run in merge.inputs),
-            truncates=() if is_base else tuple(sorted(_truncates(merge.inputs).items())),
-            last_commit_us=max(run.newest_us for run in merge.inputs),
-        )
-
-    def _rows(self, merge: Merge) -> DataFrame:
-        """The surviving rows, in partitions that are files in order."""
-        old, new = _split(merge)
-        after = old.stop if old else ORIGIN
-        changes = self._read(new, after)
-        cuts = _truncates(merge.inputs)
-        reduced = _reduced(_not_truncated(changes, cuts), new)
-        if merge.kind is RunKind.BASE:
-            reduced = reduced.where(~F.col("op").isin(int(Op.DELETE), int(Op.TRUNCATE)))
-        new_bytes = sum(run.bytes_after(after) for run in new)
-        if old is None:
-            return _sorted(reduced, new_bytes)
-        survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
-        overwritten = changes.where(F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0).select(*_KEY)
-        if self._broadcast_share(merge):
-            survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
-            return survivors.select(*COLUMNS).union(_sorted(reduced, new_bytes))
-        survivors = survivors.join(overwritten, _KEY, "left_anti").select(*COLUMNS)
-        return _sorted(survivors.union(reduced), old.frame_bytes + new_bytes)
-
-    def _broadcast_share(self, merge: Merge) -> float:
-        """The part of the limits that broadcasting a merge's new keys takes; 0 if the old run must
-        be shuffled."""
-        old, new = _split(merge)
-        rows = sum(run.rows for run in new)
-        if old is None or _is_scattered(old) or rows > BROADCAST_ROWS:
-            return 0.0
-        key_bytes = 0
-        for run in new:
-            opened = self.store.open_run(run)
-            key_bytes += opened.column_bytes("key")
-            opened.close()
-        if key_bytes > BROADCAST_KEY_BYTES:
-            return 0.0
-        return max(0.001, rows / max(1, BROADCAST_ROWS), key_bytes / BROADCAST_KEY_BYTES)
+        return spark_tasks.Place(storage.bucket.settings, UMASK)
 
     def _read(self, runs: tuple[Run, ...], after: Position) -> DataFrame:
         paths = [
@@ -401,13 +355,9 @@ class Applier:
         ]
         if not paths:
             return self.spark.createDataFrame([], _SCHEMA)
-        self.spark.conf.set(
-            "spark.sql.shuffle.partitions",
-            str(max(2, sum(run.bytes_after(after) for run in runs) // FILE_BYTES)),
-        )
         if self.store.storage.folder is None:
             read = spark_tasks.reader(
-                self._s3_settings(), paths, COLUMNS, (after.scn, after.seq), FIRST_CONTROL_OP
+                self._place, paths, COLUMNS, (after.scn, after.seq), FIRST_CONTROL_OP
             )
             ids = self.spark.range(0, len(paths), 1, len(paths))
             return _mapped(ids, read, _SCHEMA)
@@ -423,78 +373,28 @@ def _mapped(rows: DataFrame, batches: spark_tasks.Batches, schema: StructType | 
         return rows.mapInArrow(batches, schema)
 
 
-def _split(merge: Merge) -> tuple[Run | None, tuple[Run, ...]]:
-    """The old run that is only filtered, if there is one, and the newer ones."""
-    first, *rest = merge.inputs
-    newer_bytes = sum(run.frame_bytes for run in rest)
-    if (
-        first.is_compacted
-        and rest
-        and (first.kind is RunKind.BASE or first.frame_bytes >= newer_bytes)
-    ):
-        return first, tuple(rest)
-    return None, merge.inputs
-
-
-def _group_rows(merge: Merge) -> int:
-    """Rows whose frames are about ROW_GROUP_BYTES."""
-    frame_bytes = sum(run.frame_bytes for run in merge.inputs)
-    rows = sum(run.rows for run in merge.inputs)
-    return max(1, ROW_GROUP_BYTES * rows // max(1, frame_bytes))
-
-
-def _is_scattered(run: Run) -> bool:
-    """Whether a run has many more files than it needs: each filtering merge adds some."""
-    return len(run.files) > 8 + 2 * (run.frame_bytes // FILE_BYTES)
-
-
-def _position() -> Any:
-    return F.struct("scn", "seq")
+def _bucketed(rows: DataFrame, plan: BucketPlan, workers: int) -> DataFrame:
+    """The rows at the workers that merge their buckets, in the order of clustered files."""
+    # A TRUNCATE precedes all rows of its source.
+    place = F.when(F.col("op") == int(Op.TRUNCATE), F.lit(0)).otherwise(F.col("key_hash"))
+    units: dict[int, list[int]] = {}
+    for source, bits in plan.unit_bits.items():
+        units.setdefault(bits, []).append(source)
+    prefix = F.lit(0).cast("long")
+    for bits, sources in units.items():
+        if bits:
+            leading = F.shiftrightunsigned(place, bucket_merge.HASH_BITS - bits)
+            prefix = F.when(F.col("source_id").isin(sources), leading).otherwise(prefix)
+    worker = F.pmod(F.col("source_id") + prefix, F.lit(workers)).cast("int")
+    is_row = F.col("op") != int(Op.TRUNCATE)
+    return rows.repartitionById(workers, worker).sortWithinPartitions(
+        "source_id", place.bitwiseXOR(F.lit(_LEAST)), is_row, "key", "scn", "seq"
+    )
 
 
 def _is_after(position: Position) -> Any:
     scn, seq = F.col("scn"), F.col("seq")
     return (scn > position.scn) | ((scn == position.scn) & (seq > position.seq))
-
-
-def _not_truncated(rows: DataFrame, cuts: Mapping[int, Position]) -> DataFrame:
-    for source, position in cuts.items():
-        at_cut = (F.col("scn") == position.scn) & (F.col("seq") == position.seq)
-        rows = rows.where((F.col("source_id") != source) | at_cut | _is_after(position))
-    return rows
-
-
-def _reduced(rows: DataFrame, runs: tuple[Run, ...]) -> DataFrame:
-    """Of each key, its last whole row and the partial rows after it."""
-    if len(runs) == 1 and runs[0].is_compacted:
-        return rows
-    if any(run.partial_rows for run in runs):
-        is_whole = F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0
-        last_whole = F.max(F.when(is_whole, _position())).over(Window.partitionBy(*_KEY))
-        marked = rows.withColumn("last_whole", last_whole)
-        survivors = marked.where(
-            F.col("last_whole").isNull() | (_position() >= F.col("last_whole"))
-        )
-        return survivors.select(*COLUMNS)
-    others = [name for name in COLUMNS if name not in (*_KEY, "scn", "seq")]
-    last = F.max(F.struct("scn", "seq", *others)).alias("last")
-    return rows.groupBy(*_KEY).agg(last).select(*_KEY, "last.*").select(*COLUMNS)
-
-
-def _sorted(rows: DataFrame, frame_bytes: int) -> DataFrame:
-    """The rows in order, in as many partitions as there will be files of FILE_BYTES."""
-    count = 1 + frame_bytes // FILE_BYTES
-    if count == 1:
-        return rows.coalesce(1).sortWithinPartitions("scn", "seq")
-    return rows.repartitionByRange(count, "scn", "seq").sortWithinPartitions("scn", "seq")
-
-
-def _truncates(runs: tuple[Run, ...]) -> dict[int, Position]:
-    cuts: dict[int, Position] = {}
-    for run in runs:
-        for source, position in run.truncates:
-            cuts[source] = max(position, cuts.get(source, ORIGIN))
-    return cuts
 
 
 def _record(merge: Merge, run: Run, seconds: float) -> Mapping[str, Any]:
@@ -540,7 +440,11 @@ def _naming_runs(merge: Merge) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error; for Java, where it names only the call, the first cause."""
+    """The first line of an error; for Java, where it names only the call, the first cause; for a
+    Python worker, the last line of its traceback."""
     lines = str(error).strip().splitlines() or [repr(error)]
+    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Invalid): ", line)]
+    if raised and any(line.endswith("from the Python worker:") for line in lines):
+        return raised[-1][:500]
     causes = [line.partition(":")[2].strip() for line in lines if line.startswith("Caused by:")]
     return (causes[-1] if causes else lines[0])[:500]

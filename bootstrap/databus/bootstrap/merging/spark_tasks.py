@@ -1,36 +1,89 @@
-"""What Spark's Python workers run for a store on S3, where the JVM has no file system.
+"""What Spark's Python workers run: they merge buckets, and read stores on S3.
 
-The s3a file system of Hadoop comes as jars from Maven; ``pyarrow.fs`` is on every worker that
-PySpark can run Python on.  So tasks read and write Parquet through it, and rows pass between
-Python and the JVM as Arrow batches.
+The JVM reads segments from folders, and shuffles.  Clustered files are read and written here, in
+folders and on S3, through ``pyarrow.fs``: the s3a file system of Hadoop comes as jars from Maven,
+and ``pyarrow.fs`` is on every worker that PySpark can run Python on.  Changes pass from the JVM to
+Python as Arrow batches; the rows of the old run never enter the JVM.
 
-This module is shipped by value: it imports nothing of this package, and workers need none.
-Everything that a function uses is an argument, or imported inside of it.
+This module is shipped by value: it imports nothing of this package but ``bucket_merge``, which is
+shipped with it, and workers need none.  Everything else that a function uses is an argument, or
+imported inside of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from databus.bootstrap.merging.bucket_merge import HASH_BITS, bucket_range, merged, places, within
 
 Batches = Callable[[Iterator[Any]], Iterator[Any]]
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 8 << 20
 
+RESULT = "task long, name string, bucket string"
+"""What a merge yields for each file: the number of its task, and name and bucket of a new file.
+Without a name the task's old file is taken over."""
 
-def filesystem(settings: Mapping[str, Any]) -> Any:
-    """The file system of ``arrow_settings``, as ``Bucket`` opens it; that module is not here."""
-    from pyarrow import fs
 
-    given = dict(settings)
-    retry = fs.AwsStandardS3RetryStrategy(max_attempts=given.pop("attempts"))
-    # An upload that fits into one part needs one request instead of three.
-    return fs.S3FileSystem(retry_strategy=retry, allow_delayed_open=True, **given)
+@dataclass(frozen=True)
+class Place:
+    """Where files lie: on S3 with the settings of Arrow's file system, else in folders."""
+
+    settings: Mapping[str, Any] | None
+    umask: int
+
+    def filesystem(self) -> Any:
+        """The file system; a store in folders makes files for its user alone."""
+        import os
+
+        from pyarrow import fs
+
+        if self.settings is None:
+            os.umask(self.umask)
+            return fs.LocalFileSystem()
+        given = dict(self.settings)
+        retry = fs.AwsStandardS3RetryStrategy(max_attempts=given.pop("attempts"))
+        # An upload that fits into one part needs one request instead of three.
+        return fs.S3FileSystem(retry_strategy=retry, allow_delayed_open=True, **given)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A clustered file; ``is_part`` if it has rows of other buckets too."""
+
+    path: str
+    after: tuple[int, int]
+    is_part: bool
+    is_taken: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """A bucket to merge; see ``bucket_tasks.BucketTask``."""
+
+    number: int
+    source_id: int
+    bucket: str
+    files: tuple[InputFile, ...]
+    cut: tuple[int, int] | None
+    split_bits: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """How files are written."""
+
+    prefix: str
+    options: Mapping[str, Any]
+    group_bytes: int
 
 
 def reader(
-    settings: Mapping[str, Any],
+    place: Place,
     paths: Sequence[str],
     names: Sequence[str],
     after: tuple[int, int],
@@ -46,12 +99,12 @@ def reader(
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        s3 = filesystem(settings)
+        files = place.filesystem()
         scn, seq = after
         for batch in ids:
             for index in batch.column(0).to_pylist():
                 with (
-                    s3.open_input_file(paths[index]) as source,
+                    files.open_input_file(paths[index]) as source,
                     pq.ParquetFile(
                         source, pre_buffer=True, page_checksum_verification=True
                     ) as file,
@@ -74,42 +127,248 @@ def reader(
     return read
 
 
-def writer(
-    settings: Mapping[str, Any], prefix: str, options: Mapping[str, Any], group_bytes: int
+def merger(
+    place: Place,
+    workers: Sequence[Sequence[Task]],
+    output: Output,
+    *,
+    base: bool,
+    has_changes: bool,
 ) -> Batches:
-    """Write each partition's rows, in order, to a file of its own; yields the names of the files.
+    """For a DataFrame whose partitions have the changes of ``workers[partition]``, in order.
 
-    A name is used once: nothing names the file of an attempt that failed.
+    Each task's bucket is merged on its own, one after the other.  A file's name is used once: no
+    manifest names the file of an attempt that failed.  Without ``has_changes`` the rows of the
+    DataFrame mean nothing.
     """
 
-    def write(batches: Iterator[Any]) -> Iterator[Any]:
+    def merge(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        files = place.filesystem()
+        context = TaskContext.get()
+        changes = Changes(batches if has_changes else iter(()))
+        for task in workers[context.partitionId() if context else 0]:
+            found = list(merge_bucket(files, task, changes.of(task), output, base=base))
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "task": pa.array([task.number] * len(found), pa.int64()),
+                    "name": pa.array([name for name, _ in found], pa.string()),
+                    "bucket": pa.array([bucket for _, bucket in found], pa.string()),
+                }
+            )
+        changes.require_end()
+        for _ in batches:
+            pass
+
+    return merge
+
+
+class Changes:
+    """A stream of rows in order, that is cut into those of each task.
+
+    Owner: one worker; the rows of a task must be taken before those of the next one.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._table: Any = None
+
+    def of(self, task: Task) -> Iterator[Any]:
+        """The rows of a task's bucket.
+
+        Raises:
+            ValueError: a row before them belongs to no task.
+        """
+        import numpy as np
+
+        low, high = bucket_range(task.bucket)
+        while self._fill():
+            sources = self._table.column("source_id").to_numpy()
+            count = int(np.searchsorted(sources, task.source_id, side="right"))
+            at = places(self._table.slice(0, count))
+            if count and (sources[0] != task.source_id or int(at[0]) < low):
+                raise ValueError(f"a row of source {sources[0]} at {at[0]} belongs to no bucket")
+            count = int(np.searchsorted(at, np.uint64(high), side="right"))
+            if count:
+                yield self._table.slice(0, count)
+            self._table = self._table.slice(count)
+            if self._table.num_rows:
+                return
+
+    def _fill(self) -> bool:
+        import pyarrow as pa
+
+        while self._table is None or not self._table.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._table = pa.Table.from_batches([batch])
+        return True
+
+    def require_end(self) -> None:
+        """Refuse to end before every row has been taken.
+
+        Raises:
+            ValueError: a row belongs to no task.
+        """
+        if self._fill():
+            raise ValueError(f"{self._table.num_rows} rows or more belong to no bucket")
+
+
+def merge_bucket(
+    files: Any, task: Task, changes: Iterator[Any], output: Output, *, base: bool
+) -> Iterator[tuple[str, str]]:
+    """Merge one bucket; yields names and buckets of the files that were written.
+
+    An empty name says that nothing but the old file has rows: nothing was read of it.
+    """
+    inputs = [_read(files, file, task.bucket) for file in task.files if not file.is_taken]
+    old = [_read(files, file, task.bucket) for file in task.files if file.is_taken]
+    started = [_started(one) for one in [changes, *inputs]]
+    found = [one for one in started if one is not None]
+    if old and not found:
+        yield "", task.bucket
+        return
+    rows = merged([*old, *found], base=base, cut=task.cut)
+    yield from _write(files, rows, task, output)
+
+
+def _started(tables: Iterator[Any]) -> Iterator[Any] | None:
+    """The same tables; None if there are no rows in them."""
+    for table in tables:
+        if table.num_rows:
+            return itertools.chain([table], tables)
+    return None
+
+
+def _read(files: Any, file: InputFile, bucket: str) -> Iterator[Any]:
+    """The rows of a clustered file that lie in a bucket, a row group at once."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with (
+        files.open_input_file(file.path) as source,
+        pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as stored,
+    ):
+        for number in range(stored.metadata.num_row_groups):
+            group = stored.metadata.row_group(number)
+            if file.is_part and not _may_hold(group, bucket):
+                continue
+            table = stored.read_row_group(number, use_threads=False)
+            if table.num_rows != group.num_rows:  # the headers of pages have no CRC
+                raise pa.ArrowInvalid(f"{table.num_rows} rows of {group.num_rows}: {file.path}")
+            yield within(table, bucket if file.is_part else "", file.after)
+
+
+def _may_hold(group: Any, bucket: str) -> bool:
+    """Whether a row group may have rows of a bucket, by the statistics of ops and hashes."""
+    statistics = {}
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.statistics is not None and column.statistics.has_min_max:
+            statistics[column.path_in_schema] = (column.statistics.min, column.statistics.max)
+    if not bucket or "key_hash" not in statistics or statistics.get("op", (0, 5))[1] >= 5:
+        return True  # a TRUNCATE is not where its hash is
+    low, high = (limit - (limit >> (HASH_BITS - 1) << HASH_BITS) for limit in bucket_range(bucket))
+    return bool(low <= statistics["key_hash"][1] and statistics["key_hash"][0] <= high)
+
+
+def _write(
+    files: Any, tables: Iterable[Any], task: Task, output: Output
+) -> Iterator[tuple[str, str]]:
+    """Write rows in order into a file for each part of the bucket that has any."""
+    current: tuple[str, _FileWriter] | None = None
+    try:
+        for table in tables:
+            for bucket, rows in _parts(table, task.bucket, task.split_bits):
+                if current is None or current[0] != bucket:
+                    if current is not None:
+                        yield current[1].close(), current[0]
+                    current = bucket, _FileWriter(files, output, rows.schema)
+                current[1].write(rows)
+    except BaseException:
+        if current is not None:
+            current[1].abandon()
+        raise
+    if current is not None:
+        yield current[1].close(), current[0]
+
+
+def _parts(table: Any, bucket: str, bits: int) -> Iterator[tuple[str, Any]]:
+    """The rows of a table in order by the parts of their bucket."""
+    if not bits:
+        yield bucket, table
+        return
+    import numpy as np
+
+    at = places(table)
+    shift = HASH_BITS - len(bucket) - bits
+    first, last = int(at[0]) >> shift, int(at[-1]) >> shift
+    begin = 0
+    for part in range(first, last + 1):
+        end = int(np.searchsorted(at, np.uint64(((part + 1) << shift) - 1), side="right"))
+        if end > begin:
+            yield f"{part:0{len(bucket) + bits}b}", table.slice(begin, end - begin)
+        begin = end
+
+
+class _FileWriter:
+    """A new Parquet file with row groups of at most ``group_bytes`` of frames, or of one row."""
+
+    def __init__(self, files: Any, output: Output, schema: Any) -> None:
         import uuid
 
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        s3 = filesystem(settings)
-        name = f"part-{uuid.uuid4().hex}.parquet"
-        output: Any = None
-        parquet: Any = None
-        waiting: list[Any] = []
-        size = 0
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            if parquet is None:
-                output = s3.open_output_stream(prefix + name)
-                parquet = pq.ParquetWriter(output, batch.schema, **options)
-            waiting.append(batch)
-            size += batch.nbytes
-            if size >= group_bytes:
-                parquet.write_table(pa.Table.from_batches(waiting), row_group_size=1 << 40)
-                waiting, size = [], 0
-        if parquet is not None:
-            if waiting:
-                parquet.write_table(pa.Table.from_batches(waiting), row_group_size=1 << 40)
-            parquet.close()
-            output.close()
-            yield pa.RecordBatch.from_pydict({"name": [name]})
+        self._name = f"part-{uuid.uuid4().hex}.parquet"
+        self._stream = files.open_output_stream(output.prefix + self._name)
+        self._parquet = pq.ParquetWriter(self._stream, schema, **output.options)
+        self._limit = output.group_bytes
+        self._waiting: list[Any] = []
+        self._size = 0
 
-    return write
+    def write(self, table: Any) -> None:
+        """Write rows, or retain them until there are enough for a row group."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        lengths = pc.binary_length(table.column("frame")).to_numpy().astype(np.int64)
+        ends = np.cumsum(lengths)
+        at = 0
+        while at < len(ends):
+            before = int(ends[at - 1]) if at else 0
+            room = before + self._limit - self._size
+            cut = int(np.searchsorted(ends, room, side="right"))
+            if cut == at and not self._waiting:
+                cut = at + 1
+            if cut > at:
+                self._waiting.append(table.slice(at, cut - at))
+                self._size += int(ends[cut - 1]) - before
+                at = cut
+            if at < len(ends):
+                self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._waiting:
+            rows = pa.concat_tables(self._waiting)
+            self._parquet.write_table(rows, row_group_size=1 << 40)
+            self._waiting, self._size = [], 0
+
+    def close(self) -> str:
+        """Complete the file; its name."""
+        self._flush()
+        self._parquet.close()
+        self._stream.close()
+        return self._name
+
+    def abandon(self) -> None:
+        """Close what is open of a file that no manifest will name."""
+        import contextlib
+
+        for one in (self._parquet, self._stream):
+            with contextlib.suppress(Exception):
+                one.close()

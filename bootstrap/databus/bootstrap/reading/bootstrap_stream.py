@@ -70,7 +70,8 @@ class BootstrapStream:
     """Brings one reader from ``since`` to ``target``.
 
     Invariants:
-        I1. Rows go out in ascending order within a run, and runs in ascending order: no
+        I1. The rows of a segment go out in ascending order, those of a clustered run by source
+            and key, the rows of one key in ascending order, and runs in ascending order: no
             older state of a row follows a newer one.
         I2. A checkpoint's ``position`` is one at which the reader's state is that of the
             source; until the first run is finished it is the reader's start position.
@@ -141,7 +142,7 @@ class BootstrapStream:
     def _tombstones(
         self, run: Run, after: Position, upto: Position, resume: BootstrapCheckpoint
     ) -> Iterator[Piece]:
-        opened = self.store.open_run(run)
+        opened = self.store.open_run(run, self._selection.may_open)
         try:
             for group in opened.row_groups:
                 for block in opened.frames(group) if group.last > after else ():
@@ -169,7 +170,8 @@ class BootstrapStream:
     # -- runs ---------------------------------------------------------------------------
 
     def _run(self, run: Run, after: Position, from_row: int) -> Iterator[Piece]:
-        opened = self.store.open_run(run)
+        opened = self.store.open_run(run, self._selection.may_open)
+        self.groups_skipped += opened.unopened
         try:
             # Shows the reader at once where it is: at the row that it requested, or elsewhere.
             yield Piece(b"", self._checkpoint(run.id, from_row), 0)

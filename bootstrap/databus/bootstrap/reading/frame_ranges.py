@@ -25,6 +25,7 @@ from databus.bootstrap.runs.parquet_runs import (
     OpenRun,
     RowGroup,
     Run,
+    RunFile,
     RunKind,
     blocks_of,
 )
@@ -104,10 +105,11 @@ class FrameRange:
     """The frames in (``start``, ``until``], open.
 
     Invariants:
-        I1. ``units`` ascend and do not overlap; together they hold every frame of the range
-            that the retained runs have.  They are chosen by position alone: windows are cut at ends
+        I1. ``units`` do not overlap and ascend, those of a clustered run by source and key: of each
+            key, newer rows follow older ones.  Together they hold every frame of the range that
+            the retained runs have.  They are chosen by position alone: windows are cut at ends
             that no filter selects.  A reader with a filter calls ``row_group_pruning`` before it
-            reads a unit.
+            reads a unit; files that ``may_open`` excludes are not opened.
         I2. Other processes cannot take anything away from an open range: its files are held open,
             and its part of the hot log is copied to a temporary file (at most ``segment_bytes``
             and one window).
@@ -117,9 +119,18 @@ class FrameRange:
     """
 
     def __init__(
-        self, store: Store, log: HotLog, starts: Starts, until: Position, *, every_change: bool
+        self,
+        store: Store,
+        log: HotLog,
+        starts: Starts,
+        until: Position,
+        *,
+        every_change: bool,
+        may_open: Callable[[RunFile], bool] | None = None,
     ) -> None:
         self.until = until
+        self.unopened = 0
+        self._may_open = may_open
         self.units: tuple[Unit, ...] = ()
         self.is_reduced = False
         self._whole_end: Position | None = None
@@ -141,6 +152,7 @@ class FrameRange:
         for opened in self._runs:
             opened.close()
         self._runs.clear()
+        self.unopened = 0
 
     def _open(self, starts: Starts, every_change: bool) -> None:
         error: StoreError | None = None
@@ -179,8 +191,9 @@ class FrameRange:
         raise error or StoreError("the log was sealed faster than it could be read; try again")
 
     def _of_part(self, part: PlanPart) -> Iterator[Unit]:
-        opened = self._store.open_run(part.run)
+        opened = self._store.open_run(part.run, self._may_open)
         self._runs.append(opened)
+        self.unopened += opened.unopened
         for group in opened.row_groups:
             if group.last > part.after and group.first <= part.upto:
                 yield Unit(_OfRun(opened, group), group.rows, part.after, part.upto)
@@ -319,6 +332,8 @@ def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
     """The position before a run's first row committed later; its start if that is its first."""
     opened = store.open_run(run)
     try:
+        if run.is_clustered:
+            return _least_later(opened, commit_us)
         for group in opened.row_groups:
             if group.last_commit_us > commit_us:
                 table = opened.table(group, ["scn", "seq", "commit_us"])
@@ -330,6 +345,25 @@ def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
     finally:
         opened.close()
     return None
+
+
+def _least_later(opened: OpenRun, commit_us: int) -> Position | None:
+    """The same of a clustered run, whose rows do not ascend by position."""
+    if all(group.last_commit_us <= commit_us for group in opened.row_groups):
+        return None
+    later: list[Position] = []
+    earlier: list[Position] = []
+    for group in opened.row_groups:
+        table = opened.table(group, ["scn", "seq", "commit_us"])
+        scn, seq, times = (column.to_numpy() for column in table.columns)
+        for found, rows in ((later, times > commit_us), (earlier, times <= commit_us)):
+            if rows.any():
+                at = np.lexsort((seq[rows], scn[rows]))[0]
+                found.append(Position(int(scn[rows][at]), int(seq[rows][at])))
+    if not later:
+        return None
+    first = min(later)
+    return opened.run.start if not earlier or first < min(earlier) else _before(first)
 
 
 def _merged_into(manifest: Manifest, run: Run) -> list[Run]:
@@ -361,8 +395,13 @@ def _before_first_later(
     later = np.flatnonzero(times > commit_us)
     if not len(later):
         return None
-    first_scn, first_seq = int(scn[later[0]]), int(seq[later[0]])
-    return Position(first_scn, first_seq - 1) if first_seq else Position(first_scn - 1, SEQ_END)
+    return _before(Position(int(scn[later[0]]), int(seq[later[0]])))
+
+
+def _before(position: Position) -> Position:
+    """The greatest position that precedes one."""
+    scn, seq = position
+    return Position(scn, seq - 1) if seq else Position(scn - 1, SEQ_END)
 
 
 def _checked(position: Position, oldest: Position, commit_us: int) -> Position:

@@ -16,11 +16,14 @@ from databus.bootstrap.reading.bootstrap_stream import Piece
 from databus.bootstrap.reading.frame_ranges import FrameRange, Mask, Unit
 from databus.bootstrap.reading.net_changes import PASS_ROWS, NetChanges
 from databus.bootstrap.reading.row_group_pruning import Selection
-from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup
+from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup, RunFile
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.filters.frame_selection import close_windows, gather
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame.frame_format import FrameColumns, Op
+
+Opening = Callable[[Callable[[RunFile], bool]], FrameRange]
+"""Opens a range, and of its runs the files that the argument chooses."""
 
 _GONE = (int(Op.DELETE), int(Op.TRUNCATE))
 
@@ -38,8 +41,9 @@ class RangeStream:
 
     Invariants:
         I1. ALL sends every change in commit order, in windows.  NET sends the last state of each
-            key in the range, deletions included, in commit order.  STATE is NET of a range that
-            begins with nothing, without deletions, and never cuts a window.
+            key in the range, deletions included: by source and key as far as runs are merged, and
+            in commit order after that.  STATE is NET of a range that begins with nothing, without
+            deletions, and never cuts a window.
         I2. The last piece alone has a checkpoint: an answer without it is not whole.
         I3. ``groups_read`` and ``groups_skipped`` count the row groups in the range whose rows
             were read, and those that the filter's statistics left out.
@@ -56,7 +60,7 @@ class RangeStream:
         since: Position,
         until: Position,
         content: RangeContent,
-        opening: Callable[[], FrameRange],
+        opening: Opening,
         stream_filter: StreamFilter,
         source_ids: npt.NDArray[np.uint32],
         piece_bytes: int,
@@ -75,7 +79,8 @@ class RangeStream:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """All frames in order, then the checkpoint."""
-        found = self._opening()
+        found = self._opening(self._selection.may_open)
+        self.groups_skipped += found.unopened
         try:
             if self._content is RangeContent.STATE:
                 found.cut_at_window()

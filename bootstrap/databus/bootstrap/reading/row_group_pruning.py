@@ -16,6 +16,8 @@ A window's end has the source 0, the hash 0 and an op above those of rows.  So o
 groups in which a window ends, only those of tables with smaller numbers can be left out.  Merged
 runs have no window ends: there a filter saves most.
 
+Clustered files have the rows of one source: the manifest alone decides whether a file is opened.
+
 ``/bootstrap``, ``/changes`` and ``/snapshot`` decide here.  The planners leave out groups by
 position.
 """
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from databus.bootstrap.runs.parquet_runs import RowGroup
+from databus.bootstrap.runs.parquet_runs import RowGroup, RunFile
 from databus.common.filters.stream_filter import Mask, ModPartition, Partition, StreamFilter
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameColumns, Op
 
@@ -50,6 +52,12 @@ class Selection:
     def mask(self, columns: FrameColumns, block: npt.NDArray[np.uint8]) -> Mask:
         """Which frames of ``block`` are selected; see ``StreamFilter.mask``."""
         return self.filter.mask(columns, block, self.source_ids)
+
+    def may_open(self, file: RunFile) -> bool:
+        """Whether a file may have rows of the requested sources, by the manifest."""
+        if file.source_id is None or self.filter.takes_every_source:
+            return True
+        return bool((self.source_ids == file.source_id).any())
 
     def may_match(self, group: RowGroup) -> bool:
         """Whether the filter may select a frame of the group.

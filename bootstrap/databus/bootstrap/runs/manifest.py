@@ -23,7 +23,7 @@ from typing import Any
 import google_crc32c
 
 from databus.bootstrap.runs import failpoints, open_readers
-from databus.bootstrap.runs.parquet_runs import OpenRun, Run, RunKind
+from databus.bootstrap.runs.parquet_runs import OpenRun, Run, RunFile, RunKind
 from databus.bootstrap.runs.run_storage import (
     MANIFEST,
     RUNS,
@@ -35,7 +35,9 @@ from databus.bootstrap.runs.run_storage import (
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 
-VERSION = 1
+VERSION = 2
+"""The format that is written."""
+READABLE = (1, 2)
 MOST_APPLIES = 50
 SWITCH_ATTEMPTS = 20
 MOST_SWITCHES = 32
@@ -182,9 +184,10 @@ class Manifest:
             raise FormatError(f"manifest: CRC line is {rest[:20]!r}, expected {expected!r}")
         try:
             document = json.loads(body)
-            if document["v"] != VERSION:
+            if document["v"] not in READABLE:
                 raise FormatError(
-                    f"manifest: format {document['v']!r}, this program reads {VERSION}"
+                    f"manifest: format {document['v']!r}, this program reads "
+                    f"{' and '.join(map(str, READABLE))}"
                 )
             manifest = Manifest(
                 version=int(document["version"]),
@@ -263,13 +266,13 @@ class Store:
         """The files of a run, in any storage."""
         return self.storage.files(run if isinstance(run, str) else run.id)
 
-    def open_run(self, run: Run) -> OpenRun:
-        """A run, open for reading.
+    def open_run(self, run: Run, wanted: Callable[[RunFile], bool] | None = None) -> OpenRun:
+        """A run, open for reading: all of its files, or those that ``wanted`` chooses.
 
         Raises:
             StoreError: a file is missing, cut or damaged.
         """
-        return OpenRun(run, self.files(run))
+        return OpenRun(run, self.storage.files, wanted)
 
     def exists(self) -> bool:
         """Whether there is a manifest."""
@@ -403,19 +406,30 @@ class Store:
         """
         found = [one for one in self.storage.run_ids() if one[:1] in letters and one[1:2] == "-"]
         named = self._read_reaching()
-        if orphans := set(found) - _ids(named):
+        if orphans := set(found) - _ids(named) - set(_shared(named)):
             self._require_newest(named, orphans)
             if any(lease.number for lease in self._leases.values()):
                 # From here on no former holder of the lease can name what is deleted now.
                 named = self.switch(lambda manifest: manifest)
-        known = _ids(named)
         swept = []
+        known, shared = _ids(named), _shared(named)
         for run_id in found:
-            if run_id not in known:
-                self.storage.delete_run(run_id)
+            if run_id not in known and self._delete_unshared(run_id, shared):
                 failpoints.reach("sweep.one_deleted")
                 swept.append(run_id)
         return swept
+
+    def _delete_unshared(self, run_id: str, shared: Mapping[str, set[str]]) -> bool:
+        """Delete the files that no other run has taken over; whether that is the whole folder."""
+        names = shared.get(run_id)
+        if not names:
+            self.storage.delete_run(run_id)
+            return True
+        files = self.storage.files(run_id)
+        for name in files.names():
+            if name not in names:
+                files.delete(name)
+        return False
 
     def _require_newest(self, manifest: Manifest, orphans: set[str]) -> None:
         """Refuse to delete runs if the manifest is older than they are.
@@ -427,7 +441,7 @@ class Store:
         gone = sorted(
             run.id
             for run in manifest.runs
-            if run.files and run.id not in there and run.id in active
+            if run.id not in there and run.id in active and not all(f.folder for f in run.files)
         )
         merged = [one for one in orphans if one.startswith("c-")] if not manifest.version else []
         if not gone and not merged:
@@ -448,7 +462,7 @@ class Store:
         """
         now = time.time_ns() // 1000 if now_us is None else now_us
         began_us = min((one.began_us for one in open_readers.held(self.storage, now)), default=None)
-        forgotten: list[str] = []
+        forgotten: list[Run] = []
 
         def expired(retired: Retired) -> bool:
             if began_us is not None and began_us <= retired.retired_us:
@@ -456,17 +470,21 @@ class Store:
             return retired.run.id[0] in letters and retired.retired_us + grace_us <= now
 
         def forget(manifest: Manifest) -> Manifest:
-            forgotten[:] = [r.run.id for r in manifest.retired if expired(r)]
-            remaining = tuple(r for r in manifest.retired if r.run.id not in forgotten)
+            forgotten[:] = [r.run for r in manifest.retired if expired(r)]
+            remaining = tuple(r for r in manifest.retired if r.run not in forgotten)
             return replace(manifest, retired=remaining)
 
-        if any(expired(retired) for retired in self.read().retired):
-            self.switch(forget)
+        named = self.read()
+        if any(expired(retired) for retired in named.retired):
+            named = self.switch(forget)
             failpoints.reach("collect.manifest_switched")
-        for run_id in forgotten:
-            self.storage.delete_run(run_id)
-            failpoints.reach("collect.one_deleted")
-        return forgotten
+        # A file that a later run has taken over stays; its folder may be that of an earlier run.
+        known, shared = _ids(named), _shared(named)
+        for folder in dict.fromkeys(f for run in forgotten for f in (run.id, *_folders(run))):
+            if folder not in known:
+                self._delete_unshared(folder, shared)
+                failpoints.reach("collect.one_deleted")
+        return [run.id for run in forgotten]
 
     def check(self) -> list[str]:
         """Read every frame of every run; returns the problems as messages, one a run."""
@@ -504,6 +522,21 @@ class Store:
 
 def _ids(manifest: Manifest) -> set[str]:
     return {run.id for run in (*manifest.runs, *(r.run for r in manifest.retired))}
+
+
+def _folders(run: Run) -> Iterator[str]:
+    """The folders of other runs in which files of a run lie."""
+    return (file.folder for file in run.files if file.folder)
+
+
+def _shared(manifest: Manifest) -> dict[str, set[str]]:
+    """By folder, the files in it that other runs have taken over."""
+    found: dict[str, set[str]] = {}
+    for run in (*manifest.runs, *(r.run for r in manifest.retired)):
+        for file in run.files:
+            if file.folder:
+                found.setdefault(file.folder, set()).add(file.name)
+    return found
 
 
 def new_run_id(kind: RunKind, stop: Position, entropy: Callable[[int], bytes] = os.urandom) -> str:

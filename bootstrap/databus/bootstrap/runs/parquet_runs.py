@@ -2,7 +2,8 @@
 
 A *segment* is a sealed piece of the log: every frame, in commit order.  A *delta* holds only the
 last state of each key in its range.  The *base* is a delta that begins at
-the origin, so that it needs no tombstones.  FORMAT.md is the specification.
+the origin, so that it needs no tombstones.  The files of a delta or base are *clustered*: each
+has the rows of one source and one bucket of key hashes.  FORMAT.md is the specification.
 
 This module defines what a run is, and reads one.  The manifest records which runs exist;
 ``segments`` and ``applier`` write them.
@@ -11,7 +12,7 @@ This module defines what a run is, and reads one.  The manifest records which ru
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from databus.bootstrap.runs.run_storage import LocalFiles, RunFiles
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import FormatError, StoreError
-from databus.common.frame.frame_format import FrameColumns, scan
+from databus.common.frame.frame_format import FrameColumns, Op, scan
 
 SCN_LIMIT = 2**63
 """Positions in runs are signed 64-bit numbers, because Spark has only these."""
@@ -78,7 +79,9 @@ class RunFile:
     """One Parquet file of a run; no row lies before ``first`` or after ``last``.
 
     ``footer_crc`` is the CRC-32C of the footer, whose statistics let readers skip row groups.
-    0 in manifests of earlier releases.
+    0 in manifests of earlier releases.  A clustered file has a ``source_id``, and ``bucket`` is the
+    leading bits of its key hashes as text, empty for all hashes.  ``folder`` is the run that made
+    the file, if this is another one.
     """
 
     name: str
@@ -88,6 +91,48 @@ class RunFile:
     first: Position
     last: Position
     footer_crc: int = 0
+    source_id: int | None = None
+    bucket: str = ""
+    folder: str = ""
+
+    @property
+    def hashes(self) -> tuple[int, int]:
+        """The least and the greatest hash of its bucket."""
+        return int(self.bucket.ljust(64, "0"), 2), int(self.bucket.ljust(64, "1"), 2)
+
+    def to_json(self) -> dict[str, Any]:
+        """The file as the manifest stores it."""
+        document: dict[str, Any] = {
+            "name": self.name,
+            "rows": self.rows,
+            "file_bytes": self.file_bytes,
+            "frame_bytes": self.frame_bytes,
+            "first": list(self.first),
+            "last": list(self.last),
+            "footer_crc": self.footer_crc,
+        }
+        if self.source_id is not None:
+            document |= {"source": self.source_id, "bucket": self.bucket}
+        return document | ({"folder": self.folder} if self.folder else {})
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> RunFile:
+        """The file that ``to_json`` wrote; a part that is missing is a KeyError."""
+        source, bucket = document.get("source"), document.get("bucket", "")
+        if not isinstance(bucket, str) or set(bucket) - {"0", "1"} or len(bucket) > 64:
+            raise ValueError(f"{bucket!r} is not a bucket")
+        return RunFile(
+            name=_file_name(document["name"]),
+            rows=int(document["rows"]),
+            file_bytes=int(document["file_bytes"]),
+            frame_bytes=int(document["frame_bytes"]),
+            first=position_from(document["first"]),
+            last=position_from(document["last"]),
+            footer_crc=int(document.get("footer_crc", 0)),
+            source_id=None if source is None else int(source),
+            bucket=bucket,
+            folder=_file_name(document["folder"]) if "folder" in document else "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +179,11 @@ class Run:
         """Whether only the last state of each key is stored."""
         return self.kind is not RunKind.SEGMENT
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether its files are by source and bucket; those of format 1 are in commit order."""
+        return self.is_compacted and all(file.source_id is not None for file in self.files)
+
     def summary(self) -> dict[str, Any]:
         """What a status shows of it."""
         return {
@@ -162,18 +212,7 @@ class Run:
             "partial_rows": self.partial_rows,
             "truncates": [[source, *position] for source, position in self.truncates],
             "last_commit_us": self.last_commit_us,
-            "files": [
-                {
-                    "name": file.name,
-                    "rows": file.rows,
-                    "file_bytes": file.file_bytes,
-                    "frame_bytes": file.frame_bytes,
-                    "first": list(file.first),
-                    "last": list(file.last),
-                    "footer_crc": file.footer_crc,
-                }
-                for file in self.files
-            ],
+            "files": [file.to_json() for file in self.files],
         }
 
     @staticmethod
@@ -184,18 +223,7 @@ class Run:
             FormatError: a part is missing or not of its form.
         """
         try:
-            files = tuple(
-                RunFile(
-                    name=_file_name(file["name"]),
-                    rows=int(file["rows"]),
-                    file_bytes=int(file["file_bytes"]),
-                    frame_bytes=int(file["frame_bytes"]),
-                    first=position_from(file["first"]),
-                    last=position_from(file["last"]),
-                    footer_crc=int(file.get("footer_crc", 0)),
-                )
-                for file in document["files"]
-            )
+            files = tuple(map(RunFile.from_json, document["files"]))
             return Run(
                 id=_file_name(document["id"]),
                 kind=RunKind(document["kind"]),
@@ -288,10 +316,10 @@ def _as_block(chunk: Any) -> FrameBlock:
 
 
 class OpenRun:
-    """A run with all of its files open.
+    """A run with all of its files open, or with those that ``wanted`` chooses by the manifest.
 
     Invariants:
-        I1. Sizes and row counts of the files are those of the manifest.
+        I1. Sizes and row counts of the open files are those of the manifest.
         I2. On a local disk the data of an open run cannot be deleted: the descriptors hold it.
             In other storages reading fails when the run is gone.
 
@@ -299,22 +327,37 @@ class OpenRun:
     Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
     """
 
-    def __init__(self, run: Run, files: RunFiles | Path) -> None:
+    def __init__(
+        self,
+        run: Run,
+        files: Callable[[str], RunFiles] | Path,
+        wanted: Callable[[RunFile], bool] | None = None,
+    ) -> None:
         self.run = run
-        self._storage = LocalFiles(files) if isinstance(files, Path) else files
-        self._files: list[pq.ParquetFile] = []
+        self._folders = _siblings(files) if isinstance(files, Path) else files
+        self._files: dict[int, pq.ParquetFile] = {}
         try:
-            for file in run.files:
-                self._files.append(self._open(file))
+            for number, file in enumerate(run.files):
+                if wanted is None or wanted(file):
+                    self._files[number] = self._open(file)
         except BaseException:
             self.close()
             raise
         self.row_groups = tuple(self._row_groups())
 
+    @property
+    def unopened(self) -> int:
+        """How many files were not chosen."""
+        return len(self.run.files) - len(self._files)
+
+    def _storage(self, file: RunFile) -> RunFiles:
+        return self._folders(file.folder or self.run.id)
+
     def _open(self, file: RunFile) -> pq.ParquetFile:
-        location = self._storage.location(file.name)
+        storage = self._storage(file)
+        location = storage.location(file.name)
         try:
-            source = self._storage.open(file.name)
+            source = storage.open(file.name)
             size = source.size()
             if size != file.file_bytes:
                 source.close()
@@ -330,7 +373,7 @@ class OpenRun:
                 )
             opened = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(location, error) from error
+            raise self._damaged(file, error) from error
         if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
             opened.close(force=True)
             raise StoreError(
@@ -339,17 +382,23 @@ class OpenRun:
             )
         return opened
 
-    def _damaged(self, location: str, error: Exception) -> StoreError:
-        return self._storage.refusal(
+    def _damaged(self, file: RunFile, error: Exception) -> StoreError:
+        storage = self._storage(file)
+        return storage.refusal(
             f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
-            f"{location}: {error}; restore the file or rebuild the store from a dump"
+            f"{storage.location(file.name)}: {error}; restore the file or rebuild the store from a "
+            "dump"
         )
 
     def _row_groups(self) -> Iterator[RowGroup]:
         first_row = 0
-        for number, file in enumerate(self._files):
-            for index in range(file.metadata.num_row_groups):
-                group = file.metadata.row_group(index)
+        for number, stored in enumerate(self.run.files):
+            if number not in self._files:
+                first_row += stored.rows
+                continue
+            metadata = self._files[number].metadata
+            for index in range(metadata.num_row_groups):
+                group = metadata.row_group(index)
                 first, last = bounds(group)
                 sources = group.column(COLUMNS.index("source_id")).statistics
                 times = group.column(COLUMNS.index("commit_us")).statistics
@@ -370,15 +419,6 @@ class OpenRun:
                     last_commit_us=times.max if times and times.has_min_max else SCN_LIMIT,
                 )
                 first_row += group.num_rows
-
-    def column_bytes(self, name: str) -> int:
-        """Uncompressed bytes of a column over all rows, from the files' footers."""
-        column = COLUMNS.index(name)
-        return sum(
-            file.metadata.row_group(index).column(column).total_uncompressed_size
-            for file in self._files
-            for index in range(file.metadata.num_row_groups)
-        )
 
     def frames(self, group: RowGroup) -> Iterator[FrameBlock]:
         """The frames of a row group, back to back, in blocks of about DECODED_BYTES."""
@@ -404,7 +444,7 @@ class OpenRun:
         Raises:
             StoreError, FormatError: at the first row that is wrong.
         """
-        last = self.run.start
+        last: tuple[Any, ...] = ()
         for group in self.row_groups:
             table = self.table(group, list(COLUMNS)).combine_chunks()
             for block in blocks_of(table):
@@ -413,13 +453,43 @@ class OpenRun:
                     stored = table.column(name).to_numpy()
                     if (getattr(columns, name).astype(stored.dtype) != stored).any():
                         raise StoreError(f"run {self.run.id}: column {name} is not the frames'")
-                for scn, seq in zip(columns.scn.tolist(), columns.seq.tolist(), strict=True):
-                    if not last < (scn, seq) <= self.run.stop:
+                keys = table.column("key").to_pylist()
+                for order in self._order(self.run.files[group.file], columns, keys):
+                    if not last < order or not self.run.start < order[-1] <= self.run.stop:
                         raise StoreError(
-                            f"run {self.run.id}: a frame at {scn}:{seq} follows {last}, the run "
-                            f"covers ({self.run.start}, {self.run.stop}]"
+                            f"run {self.run.id}: a frame at {order[-1]} ({order}) follows {last}, "
+                            f"the run covers ({self.run.start}, {self.run.stop}]"
                         )
-                    last = Position(scn, seq)
+                    last = order
+
+    def _order(
+        self, file: RunFile, columns: FrameColumns, keys: list[bytes]
+    ) -> Iterator[tuple[Any, ...]]:
+        """What the rows ascend by; its last part is the position.
+
+        Raises:
+            StoreError: a row of another source or bucket than the file's.
+        """
+        positions = map(Position, columns.scn.tolist(), columns.seq.tolist())
+        if file.source_id is None:
+            yield from zip(positions, strict=True)
+            return
+        is_row = columns.op != Op.TRUNCATE
+        hashes = np.where(is_row, columns.key_hash, 0)
+        low, high = (np.uint64(limit) for limit in file.hashes)
+        if not ((columns.source_id == file.source_id) & (low <= hashes) & (hashes <= high)).all():
+            raise StoreError(
+                f"run {self.run.id}: a row of {file.name} is not of source {file.source_id}, "
+                f"bucket {file.bucket!r}"
+            )
+        yield from zip(
+            columns.source_id.tolist(),
+            hashes.tolist(),
+            is_row.tolist(),
+            keys,
+            positions,
+            strict=True,
+        )
 
     def table(self, group: RowGroup, names: list[str]) -> Any:
         """Columns of a row group, by their names, as an Arrow table."""
@@ -432,12 +502,17 @@ class OpenRun:
             raise self._read_error(group, error) from error
 
     def _read_error(self, group: RowGroup, error: Exception) -> StoreError:
-        return self._damaged(self._storage.location(self.run.files[group.file].name), error)
+        return self._damaged(self.run.files[group.file], error)
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files:
+        for file in self._files.values():
             file.close(force=True)
+
+
+def _siblings(folder: Path) -> Callable[[str], RunFiles]:
+    """The folders of runs, one of which is ``folder``."""
+    return lambda run_id: LocalFiles(folder.parent / run_id)
 
 
 def bounds(group: Any) -> tuple[Position, Position]:
@@ -460,8 +535,8 @@ def footer_crc(source: Any, size: int) -> int:
     return int(google_crc32c.value(tail[len(tail) - footer_bytes :]))
 
 
-def describe(files: RunFiles, name: str) -> RunFile:
-    """What the manifest stores about a Parquet file, from its footer.
+def describe(files: RunFiles, name: str, source_id: int | None = None, bucket: str = "") -> RunFile:
+    """What the manifest stores about a Parquet file, from its footer, and what it is clustered by.
 
     Raises:
         StoreError: it is not a Parquet file of a run.
@@ -489,14 +564,19 @@ def describe(files: RunFiles, name: str) -> RunFile:
         first=min((first for first, _ in limits), default=ORIGIN),
         last=max((last for _, last in limits), default=ORIGIN),
         footer_crc=crc,
+        source_id=source_id,
+        bucket=bucket,
     )
 
 
 def in_order(files: list[RunFile]) -> tuple[RunFile, ...]:
     """Files of one run in the order of their rows; files without rows are left out.
 
-    Files do not overlap, so (first, last) orders them: of two files that share an scn at a
-    border, the one that begins or ends at another scn lies on that side.
+    Clustered files are ordered by source and hash.  Others do not overlap, so (first, last) orders
+    them: of two files that share an scn at a border, the one that begins or ends at another scn
+    lies on that side.
     """
     filled = [file for file in files if file.rows]
+    if all(file.source_id is not None for file in filled):
+        return tuple(sorted(filled, key=lambda file: (file.source_id or 0, file.hashes)))
     return tuple(sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq)))

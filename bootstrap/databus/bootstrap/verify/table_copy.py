@@ -11,6 +11,7 @@ import numpy as np
 from databus.bootstrap.reading.frame_ranges import FrameRange, Starts, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.stored_database import StoredDatabase
+from databus.bootstrap.runs.parquet_runs import RunFile
 from databus.common.checkpoint import ORIGIN, Position, decode_position
 from databus.common.errors import ServerUnavailable, from_error_frame
 from databus.common.filters.stream_filter import StreamFilter
@@ -179,9 +180,14 @@ class LocalCopy:
         database, until = self._database, self._database.state().window
         wanted = StreamFilter(sources=(source,))
 
-        def opening() -> FrameRange:
+        def opening(may_open: Callable[[RunFile], bool]) -> FrameRange:
             return FrameRange(
-                database.store, database.log, starts(until), until, every_change=False
+                database.store,
+                database.log,
+                starts(until),
+                until,
+                every_change=False,
+                may_open=may_open,
             )
 
         stream = RangeStream(

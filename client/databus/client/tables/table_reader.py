@@ -97,7 +97,8 @@ class TableReader:
     """Reads one table.
 
     Invariants:
-        I1. Rows come in the order of their positions, but those of keys with partial updates
+        I1. Rows come in the order of their positions, or as a server's merged runs have them, by
+            key; but those of keys with partial updates
             come last; in ``net`` and ``state`` each key comes once.
         I2. No row of an answer is returned before the answer has arrived whole.
 
