@@ -89,7 +89,7 @@ graph: ## Print which folder imports which; fail on a cycle
 	@python3 scripts/import_graph.py
 
 .PHONY: format
-format: setup ## Format the code and mend what ruff can mend
+format: setup ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 

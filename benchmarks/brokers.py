@@ -221,7 +221,7 @@ class Nats(Broker):
 
 
 def push_request(subject: str, deliver_policy: str) -> dict[str, Any]:
-    """What makes a consumer that pushes to ``subject`` and wants no acknowledgements."""
+    """What makes a consumer that pushes to ``subject`` and needs no acknowledgements."""
     config = {
         "deliver_subject": subject, "deliver_policy": deliver_policy, "ack_policy": "none",
         "replay_policy": "instant", "mem_storage": True, "num_replicas": 1,
@@ -318,7 +318,7 @@ class NatsConnection:
         except BlockingIOError:
             return
         if not came or b"-ERR" in came:
-            raise RuntimeError(f"NATS said {came!r}")
+            raise RuntimeError(f"NATS answered {came!r}")
         if b"PING\r\n" in came:
             self.send(b"PONG\r\n")
 

@@ -130,7 +130,7 @@ def own_rows_per_s(upstream: Upstream, rows: int) -> float:
 
 
 async def _told(pipe: Connection, writer: BaseProcess) -> Any:
-    """What the writer says next."""
+    """What the writer prints next."""
     while not pipe.poll():
         if not writer.is_alive():
             raise RuntimeError(f"the writer ended with exit code {writer.exitcode}")

@@ -1,6 +1,6 @@
 """One transaction of 5 million rows through a ring of 64 MiB, from MariaDB and PostgreSQL.
 
-The transaction is about seven times as large as the ring.  Beside the rows a second stands what
+The transaction is about seven times as large as the ring.  Beside the rows a second it prints what
 matters more: the memory of the process at its peak, next to that of one that took a hundredth
 of the rows.
 """

@@ -84,7 +84,7 @@ def _part_of(sample: Sample, limit: Sample | None, name: str) -> str:
 
 
 def _drained(report: Report, upstream: Upstream, backlog: Backlog, peers: list[Peer]) -> str:
-    """All ways to take one backlog, in turn, so that each meets the same weather."""
+    """All ways to take one backlog, alternately, so that each has the same conditions."""
     own, streamed, ringed = list[Reading](), list[Drained](), list[Drained]()
     absent = upstream.own_reader_absent
     taken: dict[str, list[Taken]] = {peer.name: [] for peer in peers}
@@ -143,7 +143,7 @@ def _reported(
 def _latency(
     report: Report, upstream: Upstream, peers: list[Peer], rate: int, seconds: float
 ) -> None:
-    """Ours and each peer that calls back, in turn, so that each meets the same weather."""
+    """Ours and each peer that calls back, alternately, so that each has the same conditions."""
     found: dict[str, list[Latencies]] = {}
     for number in range(min(LATENCY_REPEATS, report.run.repeats)):
         table = f"paced{rate}_{number}"

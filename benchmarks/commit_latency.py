@@ -52,7 +52,7 @@ class Latencies:
         return len(self.latencies_us)
 
     def latency_ms(self, percent: float) -> float:
-        """A percentile; a callback may come before the writer hears of its commit."""
+        """A percentile; a callback may come before the writer gets its commit's result."""
         return float(np.percentile(self.latencies_us, percent)) / 1000
 
 

@@ -2,7 +2,7 @@
 
 A store of our own with the changes of an hour, a part of which are updates of keys that changed
 in that hour already.  The same server serves it before the applier has merged it (the log) and
-after (the delta); the consumer receives, checks, decodes and keeps every row.  In the paper
+after (the delta); the consumer receives, checks, decodes and stores every row.  In the paper
 applying the snapshot beats replaying the log once about half of the changes are such updates.
 
 Making the stores takes longer than measuring: ``--folder DIR --prepare`` makes them and ends,
@@ -235,7 +235,7 @@ def _server(folder: Path) -> Iterator[str]:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--percents", type=int, nargs="*", help="updates of keys changed before")
     parser.add_argument("--changes", type=int, help="in the hour")
-    parser.add_argument("--folder", type=Path, help="where the stores are kept for another run")
+    parser.add_argument("--folder", type=Path, help="where the stores stay for another run")
     parser.add_argument("--prepare", action="store_true", help="make the stores there, and end")
 
 

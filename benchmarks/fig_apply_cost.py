@@ -210,9 +210,9 @@ class Applying:
         self._log = HotLog(self._store.folder / "log")
         self._applier = Applier(self._store, spark, grace_us=0)
 
-    def apply_s(self, turn: int) -> float:
+    def apply_s(self, round_number: int) -> float:
         """Seconds of one apply of so many changes."""
-        first_scn = self._base.stop.scn + 1 + 4 * turn
+        first_scn = self._base.stop.scn + 1 + 4 * round_number
         write_changes(self._log, self._store, self._base.rows, self._changes, first_scn)
         chain = self._store.read().chain[-4:]
         assert len(chain) == 4
@@ -238,7 +238,7 @@ class Applying:
 
 
 def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes: int) -> None:
-    """Measure applies beside each base, in turns, and then a rewrite of each."""
+    """Measure applies beside each base, alternately, and then a rewrite of each."""
     from databus.bootstrap.merging.applier import start_spark
 
     spark = start_spark("local[2]", "2g")
@@ -248,10 +248,10 @@ def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes
             for rows in sizes
         }
         seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
-        for turn in range(run.repeats + 1):
+        for round_number in range(run.repeats + 1):
             for rows, applying in beside.items():
-                spent_s = applying.apply_s(turn)
-                seconds[rows] += [spent_s] if turn else []  # the first warms Java up
+                spent_s = applying.apply_s(round_number)
+                seconds[rows] += [spent_s] if round_number else []  # the first warms Java up
         applies = {rows: Sample(tuple(found)) for rows, found in seconds.items()}
         for rows, sample in applies.items():
             report.add(sample, series="apply", rows=rows, changes=changes)
@@ -345,7 +345,7 @@ def read_with_pyarrow(store: Store) -> float:
 
 
 def bootstrap_read(run: Run, report: Report, store: Store) -> None:
-    """Measure a full bootstrap of the store against reading it, in turns."""
+    """Measure a full bootstrap of the store against reading it, alternately."""
     base = store.read().base
     assert base is not None
     with server(store.folder.parent) as port:
@@ -392,7 +392,7 @@ def main(run: Run) -> None:
             prepare(folder, rows)
         if given.prepare:
             return
-        report = Report(run, "Cost of an apply by table size; a full bootstrap", "s, or as said")
+        report = Report(run, "Cost of an apply by table size; a full bootstrap", "s, or as named")
         report.settings = {"sizes": sizes, "changes": changes, "frame_bytes": FRAME_BYTES}
         if given.only in (None, "read"):
             for rows in sizes:
@@ -411,7 +411,7 @@ def main(run: Run) -> None:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", help="rows of the tables, with commas between")
     parser.add_argument("--changes", type=int, help="changes in an apply")
-    parser.add_argument("--folder", type=Path, help="where the bases are kept for another run")
+    parser.add_argument("--folder", type=Path, help="where the bases stay for another run")
     parser.add_argument("--prepare", action="store_true", help="make the bases there, and end")
     parser.add_argument("--no-rewrites", action="store_true", help="leave the bases as they are")
     parser.add_argument("--only", choices=("apply", "read", "memory"), help="measure one part")

@@ -125,7 +125,9 @@ def _beside(report: Report, upstream: Upstream, peer: Debezium, ours: Sample, ro
 def main(run: Run) -> None:
     """Measure and report."""
     rows = run.options.rows or (5_000 if run.smoke else 1_000_000)
-    report = Report(run, "A full bootstrap beside a snapshot", "rows/s, or as said", {"rows": rows})
+    report = Report(
+        run, "A full bootstrap beside a snapshot", "rows/s, or as named", {"rows": rows}
+    )
     for name in run.options.databases:
         with MariaDB() if name == "mariadb" else Postgres() as upstream:
             measure_one(report, upstream, rows)

@@ -293,7 +293,7 @@ def _tell_memory(
 ) -> None:
     """How the process grows while a reader follows the ring for so many of its lengths."""
     process, header_cache = psutil.Process(), HeaderCache()
-    for _ in range(4):  # until the directory has as many headers as it keeps
+    for _ in range(4):  # until the header cache is full
         blocks.append(writer)
         filter_once(ring, header_cache)
     before = process.memory_full_info().uss

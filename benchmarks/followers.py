@@ -37,7 +37,7 @@ RING_BYTES = 256 << 20
 VERIFIED_EVENTS = 100
 WARM_UP_S = 0.5
 
-SKIP, HAVE, EVENTS, LAST_SCN, GAPS = range(5)  # what the kernel knows of one connection
+SKIP, HAVE, EVENTS, LAST_SCN, GAPS = range(5)  # the kernel's state of one connection
 KNOWN = 5
 
 
@@ -163,7 +163,7 @@ def _read_all(answer: Connection, readers: Callable[[], Runs], seconds: float) -
 class Readers(ABC):
     """All connections of one process.
 
-    A subclass says how a reader asks, and what is around the frames, if anything is.
+    A subclass has the request of a reader, and what is around the frames.
     ``known`` is how many numbers a connection's state has, ``KNOWN`` for ``walk`` at first;
     ``begin`` is called when all have connected.
 

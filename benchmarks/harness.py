@@ -82,7 +82,7 @@ class Report:
         print(f"  {text}", flush=True)
 
     def write(self) -> Path:
-        """Write the JSON document and say where it lies."""
+        """Write the JSON document and print its path."""
         document: dict[str, Any] = {
             "name": self.run.name,
             "title": self.title,
@@ -148,7 +148,7 @@ def measure_in_turns(run: Run, contenders: Mapping[str, Callable[[], float]]) ->
 
 
 def ratio(one: Sample, other: Sample) -> float:
-    """The median of the ratios of rounds that were measured in turns."""
+    """The median of the ratios of rounds that were measured alternately."""
     return statistics.median(a / b for a, b in zip(one.values, other.values, strict=True))
 
 

@@ -58,9 +58,9 @@ START_S = 60
 _PROCESSES = mp.get_context("fork")
 
 BODY, KIND, NUMBER, ARRAYS, ENTRIES, DUE, REFUSED = range(KNOWN, KNOWN + 7)
-"""What ``walk_wrapped`` knows besides: bytes of frames still to come; of the line that it is in,
+"""The further state of ``walk_wrapped``: bytes of frames still to come; of the line that it is in,
 the first byte and the number at the end; of Redis' answer, the arrays begun and the entries
-still to come; whether something is to be said, and whether an error was."""
+still to come; whether something is to be sent, and whether an error came."""
 
 
 class Sender(Protocol):
@@ -122,7 +122,7 @@ class RedisWriter:
         except BlockingIOError:
             return
         if not came or came.startswith(b"-") or b"\n-" in came:
-            raise RuntimeError(f"Redis said {came!r}")
+            raise RuntimeError(f"Redis answered {came!r}")
 
 
 class NatsWriter:
@@ -222,7 +222,7 @@ class WrappedReaders(Readers):
 
     @abstractmethod
     def reply(self, number: int) -> bytes:
-        """What is to be said after an answer, or to a PING."""
+        """What is to be sent after an answer, or to a PING."""
 
     def walked(self, number: int, size: int, out: I64Array) -> int:
         state, now_us = self.states[number], time.time_ns() // 1000

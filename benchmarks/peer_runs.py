@@ -77,7 +77,7 @@ class Peer(ABC):
         """Take the whole backlog, for the nth time.
 
         Raises:
-            RuntimeError: it failed, with what it said.
+            RuntimeError: it failed, with what it printed.
         """
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class Debezium(Peer):
         """Take a whole table by an initial snapshot, for the nth time.
 
         Raises:
-            RuntimeError: it failed, with what it said.
+            RuntimeError: it failed, with what it printed.
         """
         slot = f"snapshot_{table}_{number}"
         run_folder = self.folder / slot

@@ -101,7 +101,7 @@ class Upstream(ABC):
     @property
     @abstractmethod
     def schema(self) -> str:
-        """What stands before a table's name."""
+        """What comes before a table's name."""
 
     @abstractmethod
     def create_table(self, table: str) -> None:
@@ -121,7 +121,7 @@ class Upstream(ABC):
 
     @abstractmethod
     def after_fill(self, facts: dict[str, str]) -> int:
-        """Add what the own reader must know; the scn of the last commit."""
+        """Add what the own reader needs; the scn of the last commit."""
 
     @abstractmethod
     def read_own(self, backlog: Backlog, number: int) -> Reading:
@@ -308,7 +308,7 @@ class Postgres(Upstream):
 
     def after_fill(self, facts: dict[str, str]) -> int:
         facts["end"] = str(self.execute("SELECT pg_current_wal_lsn()")[0][0])
-        # A commit starts before the log's end: no more is needed to know that all has come.
+        # A commit starts before the log's end: no more is needed to be sure that all has come.
         high, low = (int(part, 16) for part in facts["end"].split("/"))
         self.execute("SELECT pg_logical_emit_message(true, 'databus-bench', '')")
         return (high << 32 | low) - 1
@@ -334,7 +334,7 @@ class Postgres(Upstream):
 
 
 def _newest(program: str) -> str:
-    """A program of PostgreSQL's, where Debian puts them, or where PATH says."""
+    """A program of PostgreSQL's, where Debian puts them, or on PATH."""
     found = Path("/usr/lib/postgresql").glob(f"*/bin/{program}")
     return str(max(found, key=lambda path: float(path.parts[-3]), default=program))
 
@@ -343,7 +343,7 @@ def timed(command: list[str], **environment: str) -> Reading:
     """Run a program to its end; wall clock and CPU.
 
     Raises:
-        RuntimeError: it failed, with what it said.
+        RuntimeError: it failed, with what it printed.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()

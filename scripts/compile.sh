@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Does once what each start would do again: compiles the kernels, keeps Spark's classes.
+# Does once what each start would do again: compiles the kernels, archives Spark's classes.
 #
 #   scripts/compile.sh [kernels] [spark-classes]
 #
-# scripts/setup.sh comes before. Nothing is done twice, and nothing fails for want of this: it is
+# scripts/setup.sh comes before. Nothing is done twice, and nothing fails without this: it is
 # only slower without. Linters need none of it, so that they may run beside it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,7 +23,7 @@ archive_spark_classes() {
     local archive=$PWD/$VENV/spark-classes.jsa stamp=$VENV/.spark-classes-stamp now
     now=$({ java -version; cat "$VENV/.setup-stamp" scripts/spark_classes.py; } 2>&1 | sha256sum)
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] && return
-    say "keeping Spark's classes for quicker starts (once; half a minute)"
+    say "archiving Spark's classes for quicker starts (once; half a minute)"
     rm -f "$archive"
     "$VENV/bin/python" scripts/spark_classes.py "$archive" >"$VENV/spark-classes.log" 2>&1 ||
         say "that failed (see $VENV/spark-classes.log); Spark starts slower"

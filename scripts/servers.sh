@@ -5,7 +5,7 @@
 # from the repository that it is configured for; the archive is unpacked into
 # ~/.cache/databus-servers/<name>-<version>/, nothing is installed, and no root is needed. What is
 # there already is left alone. Without a name, all servers of the list are unpacked.
-# Each name that is ready is printed on stdout; what went wrong is said on stderr.
+# Each name that is ready is printed on stdout; errors are printed on stderr.
 # Exit codes: 0 all are there, 1 at least one is not, 2 Maven or another program is missing.
 set -euo pipefail
 

@@ -118,7 +118,7 @@ become_root() {
     fi
 }
 
-# Quiet; what it said is shown if it fails.
+# Quiet; its output is shown if it fails.
 apt() {
     local log outcome=0
     log=$(mktemp)
@@ -240,7 +240,7 @@ install_python_packages() {
 
 OPTIONAL_LIMIT_S=120
 
-# Without it some tests are skipped and say why; after a failure a day passes to the next try.
+# Without it some tests are skipped with the reason; after a failure a day passes to the next try.
 optional() { # name command...
     local name=$1 failed=$VENV/.$1-failed
     shift
@@ -276,7 +276,7 @@ fetch_optional() {
                 true
             ;;
         chromium)
-            # Only the download has a limit: dpkg is not to be stopped in the middle.
+            # Only the download has a limit: dpkg must not end in the middle.
             has_program chromium || { become_root &&
                 optional chromium "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
                     'apt-get -qq update; apt-get -y -qq install --no-install-recommends -d chromium' &&
@@ -295,7 +295,7 @@ flock 9
 
 collect_missing "$@"
 name_missing
-# However this ends, apt is not stopped in the middle.
+# However this ends, apt does not end in the middle.
 trap wait EXIT
 install_missing &
 debian=$!

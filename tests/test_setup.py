@@ -103,17 +103,18 @@ def test_uv_installs_from_where_pip_would_and_pip_itself_where_uv_fails(
 def test_numbas_cache_is_dropped_when_a_kernel_or_its_constants_have_changed(
     tmp_path: Path,
 ) -> None:
-    """A function of one module keeps what it called of another's, which numba does not notice."""
+    """A function of one module contains what it called of another's, which numba does not
+    notice."""
     called = tmp_path / "common" / "databus" / "common" / "called.py"
-    kept = tmp_path / "relay" / "databus" / "relay" / "__pycache__" / "caller.run-1.py311.nbi"
-    for path in (called, kept):
+    retained = tmp_path / "relay" / "databus" / "relay" / "__pycache__" / "caller.run-1.py311.nbi"
+    for path in (called, retained):
         path.parent.mkdir(parents=True)
     called.write_text("@jit\ndef one(): return 1\n")
 
     def forgotten() -> bool:
-        kept.touch()
+        retained.touch()
         forget_stale(tmp_path / room / "databus" for room in ("common", "relay"))
-        return not kept.exists()
+        return not retained.exists()
 
     assert [forgotten(), forgotten()] == [True, False]
     called.write_text("@jit\ndef one(): return 2\n")

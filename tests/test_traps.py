@@ -1,4 +1,4 @@
-"""The traps that other code bases of this field fell into, and what keeps us out of each."""
+"""The traps that other code bases of this field fell into, and the tests that prevent each."""
 
 from __future__ import annotations
 

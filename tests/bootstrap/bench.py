@@ -57,6 +57,13 @@ class Bench:
         self.seal()
         self.rebase()
 
+    def bind_sealed(self) -> Position:
+        """A log that is not seeded, with some sealed windows; returns their end."""
+        self.bind()
+        self.write()
+        self.seal()
+        return self.history.position
+
     def rebase(self) -> None:
         chain = self.store.read().chain
         frames = model.frames_between(self.blocks, model.START, chain[-1].stop)

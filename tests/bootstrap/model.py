@@ -141,17 +141,17 @@ def frames_between(blocks: Iterable[bytes], after: Position, upto: Position) -> 
 
 def compact(frames: Iterable[FrameView], *, base: bool) -> list[FrameView]:
     """Of each key the last whole frame and the partial ones after it; truncates cut."""
-    kept: dict[tuple[int, bytes], list[FrameView]] = {}
+    retained: dict[tuple[int, bytes], list[FrameView]] = {}
     for one in frames:
         if one.op >= FIRST_CONTROL_OP:
             continue
         if one.op == Op.TRUNCATE:
-            for key in [key for key in kept if key[0] == one.source_id]:
-                del kept[key]
+            for key in [key for key in retained if key[0] == one.source_id]:
+                del retained[key]
         key = (one.source_id, bytes(one.key))
         is_partial = one.flags & Flag.PARTIAL
-        kept[key] = [*kept.get(key, []), one] if is_partial else [one]
-    survivors = [one for group in kept.values() for one in group]
+        retained[key] = [*retained.get(key, []), one] if is_partial else [one]
+    survivors = [one for group in retained.values() for one in group]
     if base:
         survivors = [one for one in survivors if one.op not in (Op.DELETE, Op.TRUNCATE)]
     return sorted(survivors, key=lambda one: one.position)

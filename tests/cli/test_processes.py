@@ -1,4 +1,4 @@
-"""The process fixture that the fault tests stand on."""
+"""The process fixture that the fault tests rely on."""
 
 from __future__ import annotations
 

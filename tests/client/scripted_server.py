@@ -1,7 +1,7 @@
 """A server that speaks the protocol over frames in memory and fails where a test needs it.
 
-It stands for a relay or a bootstrap server where the real one cannot be made to fail at a
-chosen byte.  It knows no ring and no filter.
+It replaces a relay or a bootstrap server where the real one cannot be made to fail at a
+chosen byte.  It has no ring and no filter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tutorial does what it says: its commands are run in order, and print what it shows.
+"""The tutorial works as written: its commands are run in order, and print what it shows.
 
 A block of commands whose title begins with ``Terminal`` runs beside the others; a block of text
 below a block of commands is what they print.  Addresses are exchanged for those of the test.

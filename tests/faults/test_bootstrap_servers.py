@@ -120,10 +120,10 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
         async with aiohttp.ClientSession() as session:
             for url in urls:
                 await eventually(lambda url=url: _is_ready(session, url), 90.0, f"{url} is ready")
-            for turn in range(400):
+            for step in range(400):
                 if reader.is_done:
                     break
-                if turn == 3:
+                if step == 3:
                     chain = store.read().chain
                     run = _merged(store, Merge(chain, RunKind.DELTA))
                     store.switch(
@@ -132,14 +132,14 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
                         )
                     )
                     store.collect(0, "cs", now_us=2)
-                if turn == 8:
+                if step == 8:
                     killed = asyncio.create_task(reader.read(session, urls[0], 1 << 30))
                     children[0].send_signal(signal.SIGKILL)
                     with contextlib.suppress(aiohttp.ClientError):
                         await killed
                     children[0].wait(30 * PATIENCE)
-                alive = urls if turn < 8 else urls[1:]
-                await reader.read(session, alive[turn % len(alive)], rng.randrange(1, 6000))
+                alive = urls if step < 8 else urls[1:]
+                await reader.read(session, alive[step % len(alive)], rng.randrange(1, 6000))
         assert reader.is_done
         assert set(reader.servers) == set(urls)
         assert reader.state.rows == model.State().apply_all(blocks).rows

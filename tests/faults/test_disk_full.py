@@ -60,7 +60,7 @@ def get(url: str) -> Any:
 
 
 async def status_of(port: int) -> dict[str, Any]:
-    """What the server says of its only database."""
+    """What the server reports of its only database."""
     document = await asyncio.to_thread(get, f"http://127.0.0.1:{port}/v1/status")
     databases = document.get("databases")
     return databases[0] if databases else {}
@@ -151,7 +151,7 @@ def _limit() -> None:
 
 
 async def _fills_up(child: subprocess.Popen[bytes], port: int, inside: Path) -> None:
-    """The writer says that the disk is full, what it has is whole, and the server answers."""
+    """The writer reports that the disk is full, what it has is whole, and the server answers."""
 
     async def is_full() -> bool:
         found = await status_of(port)
@@ -159,7 +159,7 @@ async def _fills_up(child: subprocess.Popen[bytes], port: int, inside: Path) -> 
         error = found.get("writer", {}).get("error", "")
         return "this step stored nothing" in error and "bytes are free" in error
 
-    await eventually(is_full, 120.0, "the writer says that the disk is full", poll_s=0.1)
+    await eventually(is_full, 120.0, "the writer reports that the disk is full", poll_s=0.1)
     assert await asyncio.to_thread(get, f"http://127.0.0.1:{port}/healthz") == {"status": "ok"}
     log = HotLog(inside / "data" / "gen" / "log", read_only=True)
     assert 0 < log.check() < 12_000

@@ -183,15 +183,15 @@ async def test_a_dumps_progress_that_could_not_be_recorded_is_recorded_before_th
     database = ScriptedDatabase()
     async with running(database, tmp_path) as fetcher:
         await eventually(reached(fetcher, 0))
-        kept: list[str] = []
+        outcomes: list[str] = []
         write, settle = fetcher.book.write, fetcher.dumps.settle
         due = [True]
 
         def refusing(content: bytes) -> None:
-            if not kept:
-                kept.append("refused")
+            if not outcomes:
+                outcomes.append("refused")
                 raise StoreError("no space left")
-            kept.append(f"kept before {max(database.acks, default=0)}")
+            outcomes.append(f"stored before {max(database.acks, default=0)}")
             write(content)
 
         def settled(emitted: tuple[Emission, ...]) -> bool:
@@ -202,7 +202,7 @@ async def test_a_dumps_progress_that_could_not_be_recorded_is_recorded_before_th
         monkeypatch.setattr(fetcher.dumps, "settle", settled)
         database.commit((1, "a"))
         await eventually(lambda: 1 in database.acks)
-        assert kept == ["refused", "kept before 0"]
+        assert outcomes == ["refused", "stored before 0"]
 
 
 def test_schema_versions_whose_sync_failed_are_written_again(
@@ -290,6 +290,6 @@ def test_a_commit_of_the_bootstrap_log_whose_sync_failed_is_none(tmp_path: Path)
         [sys.executable, "-c", LOG, tmp_path / "log", failing.armed],
         env=failing.environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    refused, kept, reached_scn = run.stdout.splitlines()
+    refused, first_scn, reached_scn = run.stdout.splitlines()
     assert "log" in refused and "Input/output error" in refused
-    assert (kept, reached_scn) == ("1", "3")
+    assert (first_scn, reached_scn) == ("1", "3")

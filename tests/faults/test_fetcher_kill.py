@@ -88,7 +88,8 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
             assert relay.state("gen")["clock"], "the workers serve all the time"
             victim.kill()
             wait_process_gone(victim.pid)
-            # Only the chunk whose progress was not on disk yet goes out again, with any lanes.
+            # Only the chunk whose progress was not on disk yet goes out again, with any
+            # parallelism.
             unrecorded = sent.unrecorded()
             print(f"kill {number}: {len(unrecorded)} rows go out again")
             assert len(unrecorded) <= CHUNK_ROWS, (number, sorted(unrecorded))

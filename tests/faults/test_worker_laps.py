@@ -53,7 +53,7 @@ class GeneratedTruth:
 
 
 def overtaken_by_worker(data_dir: Path) -> list[int]:
-    """How many readers each of two workers knows to have been overtaken."""
+    """How many overtaken readers each of two workers counts."""
     found = []
     for worker in (0, 1):
         rows = dict(read_rows(counter_path(data_dir, worker, "tallies"), len(COUNTERS)))

@@ -1,4 +1,4 @@
-"""The database of a test: on MariaDB and on MySQL, on PostgreSQL, or on every kind in turn."""
+"""The database of a test: on MariaDB and on MySQL, on PostgreSQL, or on every kind."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def database(request: pytest.FixtureRequest) -> FreshDatabase:
 def db(postgres_database: FreshDatabase) -> FreshDatabase:
     """An empty database on the shared PostgreSQL."""
     return postgres_database
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest, db: FreshDatabase) -> FreshDatabase:
+    """A database on the shared PostgreSQL with the module's ``TABLES``."""
+    for statement in request.module.TABLES:
+        db.execute(statement)
+    return db
 
 
 @pytest.fixture(params=KINDS)

@@ -63,7 +63,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
 
 
 class Watcher(Recorder):
-    """A recorder that also keeps a mirror and the id of each transaction."""
+    """A recorder that also maintains a mirror and the id of each transaction."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A chained relay passes the states of tables on, and knows those from before its own start."""
+"""A chained relay passes the states of tables on, also those from before its own start."""
 
 from __future__ import annotations
 

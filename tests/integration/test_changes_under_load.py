@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-# The new column stands between others of its type, where the product can do that: a row read
+# The new column is between others of its type, where the product can do that: a row read
 # with the definition of another time would have its values under other names.
 CHANGES = {
     "mariadb": (

@@ -1,4 +1,4 @@
-"""Character sets of MariaDB and MySQL: what the server says a value is, stream and dump say too."""
+"""Character sets of MariaDB and MySQL: stream and dump have the values that the server has."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ async def test_half_a_surrogate_pair_is_no_text_and_suspends_its_table_alone_and
         streamed = await read_to_end(source, start)
         assert [event.key["id"] for event in streamed.events(f"{name}.other")] == [1, 2]
         assert [event.after for event in streamed.events(f"{name}.t")] == [{"id": 1, "v": "힣"}]
-        (stopped,) = (await source.status())["stopped_tables"].items()
-    assert stopped[0] == f"{name}.t"
-    assert re.search(rf"column v: x'{stored}' is no {charset} text", stopped[1]["why"])
+        (suspension,) = (await source.status())["stopped_tables"].items()
+    assert suspension[0] == f"{name}.t"
+    assert re.search(rf"column v: x'{stored}' is no {charset} text", suspension[1]["why"])

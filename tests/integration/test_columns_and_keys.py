@@ -182,7 +182,7 @@ async def test_no_byte_of_an_excluded_or_hidden_value_is_in_the_relays_folder(
 async def test_skipped_operations_and_excluded_tables_do_not_come(
     upstream: Upstream, tmp_path: Path
 ) -> None:
-    execute, kept = upstream.execute, upstream.table("kept")
+    execute, retained = upstream.execute, upstream.table("kept")
     for name in ("kept", "kept_tmp"):
         execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v INTEGER)")
     rules = 'skipped_operations = ["d", "t"]\nexclude_sources = ["*_tmp"]'
@@ -192,18 +192,18 @@ async def test_skipped_operations_and_excluded_tables_do_not_come(
         execute("DELETE FROM kept WHERE id = 1")
         execute("UPDATE kept SET v = 5 WHERE id = 2")
         execute("INSERT INTO kept VALUES (3, 3)")
-        await eventually(lambda: len(run.rows(kept)) == 3, WAIT_S, poll_s=0.2)
+        await eventually(lambda: len(run.rows(retained)) == 3, WAIT_S, poll_s=0.2)
         assert {view.op for view in run.frames()} == {Op.INSERT, Op.UPDATE}
-        assert sorted(row["v"] for row in run.rows(kept).values()) == [1, 3, 5]
+        assert sorted(row["v"] for row in run.rows(retained).values()) == [1, 3, 5]
         registry = RegistryReader(run.folder / "schemas.jsonl")
         registry.refresh()
-        assert registry.schemas.sources == [kept]
+        assert registry.schemas.sources == [retained]
     execute("INSERT INTO kept VALUES (4, 4)")
     execute("DELETE FROM kept WHERE id = 3")
     execute("UPDATE kept SET v = 6 WHERE id = 2")
     async with running(configured(upstream, tmp_path, rules), tmp_path) as run:
         await eventually(
-            lambda: sorted(row["v"] for row in run.rows(kept).values()) == [1, 3, 4, 6],
+            lambda: sorted(row["v"] for row in run.rows(retained).values()) == [1, 3, 4, 6],
             WAIT_S, poll_s=0.2,
         )  # fmt: skip
         positions = [view.position for view in ring_frames(run.folder)]

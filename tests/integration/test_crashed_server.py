@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.processes.fetcher import Fetcher
-from tests.support.capture import capturing, database_config, streaming, upserted
+from tests.support.capture import capturing, database_config, streaming, suspended_in, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.own_servers import mariadb, mysql
 from tests.support.waiting import eventually
@@ -15,10 +14,6 @@ from tests.support.waiting import eventually
 __all__ = ["mariadb", "mysql"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(240)]
-
-
-def stopped(fetcher: Fetcher) -> dict[str, str]:
-    return {source: stop.why for source, stop in (fetcher.suspended() or {}).items()}
 
 
 async def test_tables_without_recovery_are_suspended_after_a_crash_and_not_after_a_shutdown(
@@ -40,19 +35,19 @@ async def test_tables_without_recovery_are_suspended_after_a_crash_and_not_after
         db.server.restart()
         db.execute("INSERT INTO a VALUES (1)")
         await eventually(lambda: rows("a") == {1}, 60, "after a shutdown")
-        assert stopped(fetcher) == {}
+        assert suspended_in(fetcher) == {}
         db.execute("FLUSH BINARY LOGS")
         db.execute("INSERT INTO b VALUES (2)")
         await eventually(lambda: rows("b") == {1, 2}, 60, "in the next file")
-        assert stopped(fetcher) == {}
+        assert suspended_in(fetcher) == {}
         db.server.kill9()
         db.server.restart()
         db.execute("INSERT INTO a VALUES (2)")
         await eventually(lambda: rows("a") == {1, 2}, 60, "after the crash")
-        assert stopped(fetcher).keys() == {source}
-        assert "the server ended without shutting down" in stopped(fetcher)[source]
-        assert f"ALTER TABLE {source} ENGINE = InnoDB" in stopped(fetcher)[source]
+        assert suspended_in(fetcher).keys() == {source}
+        assert "the server ended without shutting down" in suspended_in(fetcher)[source]
+        assert f"ALTER TABLE {source} ENGINE = InnoDB" in suspended_in(fetcher)[source]
         db.execute("ALTER TABLE b ENGINE = InnoDB")
-        await eventually(lambda: not stopped(fetcher), 60, "resynchronised")
+        await eventually(lambda: not suspended_in(fetcher), 60, "resynchronised")
         db.execute("INSERT INTO b VALUES (3)")
         await eventually(lambda: rows("b") == {1, 2, 3}, 60, "followed again")

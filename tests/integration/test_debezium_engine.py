@@ -185,18 +185,18 @@ def _compare(
 def _relevant(
     records: list[Record], is_mysql: bool = False, unmarked: Collection[str] = ()
 ) -> list[list[Any]]:
-    kept: list[list[Any]] = []
+    retained: list[list[Any]] = []
     for topic, key, value in records:
         is_end = value is not None and value["payload"].get("status") == "END"
         counts = (value["payload"]["data_collections"] if is_end else None) or []
         if any(count["data_collection"].endswith(".marker") for count in counts):
-            while kept.pop()[2]["payload"].get("status") != "BEGIN":
+            while retained.pop()[2]["payload"].get("status") != "BEGIN":
                 pass
         elif not topic.endswith(".marker") and not (
             topic == "shop.transaction" and key["payload"]["id"] in unmarked
         ):
-            kept.append([topic, _comparable(key, is_mysql), _comparable(value, is_mysql)])
-    return kept
+            retained.append([topic, _comparable(key, is_mysql), _comparable(value, is_mysql)])
+    return retained
 
 
 def _columns_of(value: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:

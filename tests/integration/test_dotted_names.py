@@ -81,12 +81,12 @@ async def test_a_postgresql_schema_with_a_dot_is_streamed_and_found_in_the_publi
     names = {'"shop.eu".t', 'shop."eu.t"'}
     settings = database_config("shop", postgres_database.url, *names)
     folder = tmp_path / "relay" / "shop"
-    for turn in range(2):  # The second start finds both in the publication.
+    for number in range(2):  # The second start finds both in the publication.
         async with capturing(settings, tmp_path / "relay") as fetcher:
             await streaming(fetcher)
-            postgres_database.execute(f'INSERT INTO "shop.eu".t VALUES ({turn}, 5)')
-            postgres_database.execute(f"INSERT INTO shop.\"eu.t\" VALUES ({turn}, 'x')")
-            wanted = 2 * (turn + 1)
+            postgres_database.execute(f'INSERT INTO "shop.eu".t VALUES ({number}, 5)')
+            postgres_database.execute(f"INSERT INTO shop.\"eu.t\" VALUES ({number}, 'x')")
+            wanted = 2 * (number + 1)
             await eventually(lambda n=wanted: len(ring_state(folder).windows) == n, 60)
     tables = ring_state(folder).tables
     assert {name: next(iter(rows.values())) for name, rows in tables.items()} == {

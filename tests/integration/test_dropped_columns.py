@@ -132,7 +132,7 @@ async def test_a_dropped_column_is_remembered_until_a_definition_is_certain(
     stream = source.stream(before.resolved)
     async with asyncio.timeout(60 * PATIENCE):
         resume_state = await until_a_dropped_column_is_stored(stream)
-    # The stream stands between DROP c and ADD d, which is not certain either from now on.
+    # The stream is between DROP c and ADD d, which is not certain either from now on.
     alter(database, "t", "ADD c INT")
     if restarts:
         await stream.aclose()

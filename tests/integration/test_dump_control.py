@@ -66,7 +66,7 @@ class Dumps:
         return dump
 
     async def metrics(self) -> dict[str, float]:
-        """What the relay's page of metrics says of dumps, by name and labels."""
+        """What the relay's page of metrics has of dumps, by name and labels."""
         async with self.session.get("/metrics") as answer:
             lines = (await answer.text()).splitlines()
         found = [line.removeprefix("databus_relay_").rsplit(" ", 1) for line in lines]

@@ -161,7 +161,7 @@ async def test_dumps_beside_writers_end_with_the_source_and_never_go_back(
 
 
 def picture(dump: dict[str, Any], fetcher: Fetcher) -> str:
-    """How a dump and the stream stand, where the dump has not come to its end."""
+    """The state of a dump and of the stream, where the dump has not ended."""
     facts = fetcher.status_document()
     of_stream = ("state", "error", "reconnects", "batches", "source_scn", "last", "in_window")
     return json.dumps(

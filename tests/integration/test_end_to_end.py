@@ -19,7 +19,6 @@ from tests.support.system import (
     server_shop,
     sqlite_shop,
     wait_for,
-    wait_s,
 )
 from tests.support.tables import get
 
@@ -67,7 +66,10 @@ def test_a_consumer_follows_sleeps_past_the_ring_and_comes_back_equal(
             lambda: oldest_scn(system) > checkpoint["scn"], "the ring has evicted its position"
         )
         consumer.start()
-        wait_s(2)
+        wait_for(
+            lambda: stored_facts(system.mirror())[0]["windows_bootstrap"] > before,
+            "the consumer reads from the bootstrap",
+        )
     system.wait_until_equal()
     facts = system.assert_faultless()
     assert facts["windows_bootstrap"] > before
@@ -79,9 +81,10 @@ def test_a_late_consumer_gets_everything_from_the_bootstrap_while_writes_continu
 ) -> None:
     system = make_system()
     system.start_relay()
+    first_scn = oldest_scn(system)
     system.start_bootstrap()
     with Workload(system.shop, per_s=300):
-        wait_s(6)
+        wait_for(lambda: oldest_scn(system) > first_scn, "the ring has evicted its first windows")
         system.start_consumer("late")
         wait_for(
             lambda: stored_facts(system.mirror("late"))[0].get("windows_online", 0) > 20,

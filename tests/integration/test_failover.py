@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.demo.private_servers import MariaDBServer, PostgresServer
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer
 from databus.common.config import DatabaseConfig
 from tests.support import mariadb_replicas
 from tests.support.busy_writers import TABLE as BUSY
@@ -48,9 +48,13 @@ def several(
 ) -> DatabaseConfig:
     """A configuration that names these servers, in this order; ``proxy`` is before the first."""
     ports = [proxy.port if proxy else servers[0].port, *(server.port for server in servers[1:])]
+    return database_config("shop", url_of(servers[0], ports), "shop.*", **options)
+
+
+def url_of(server: PrivateServer, ports: list[int]) -> str:
+    """The URL of the server's database, with a host for each of the ports."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
-    return database_config("shop", url, "shop.*", **options)
+    return server.url("shop").replace(f"127.0.0.1:{server.port}", hosts)
 
 
 @pytest.fixture
@@ -203,7 +207,7 @@ async def test_a_server_that_was_reset_is_refused_even_after_it_passed_our_posit
     database.execute(reset)
     # Of another second: MariaDB's binlog has no finer times, and the server is the same.
     await eventually(lambda: database.execute("SELECT SLEEP(1)") == [(0,)], 60)
-    # The server is shared: by now its numbers may stand in the thousands.
+    # The server is shared: by now its numbers may be in the thousands.
     with contextlib.closing(database.server.connect(database.name)) as connection:
         cursor = connection.cursor()
         for number in range(2, reached + 4):
@@ -218,8 +222,7 @@ async def test_a_server_that_was_reset_is_refused_even_after_it_passed_our_posit
 
 
 def postgres_config(*servers: PostgresServer, **options: Any) -> DatabaseConfig:
-    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
+    url = url_of(servers[0], [server.port for server in servers])
     return database_config("shop", url, "public.*", **options)
 
 

@@ -92,7 +92,7 @@ def test_after_a_purged_binlog_only_true_differences_are_emitted_deletions_inclu
     relay.start()
     wait_for(
         lambda: relay_state(system) == ("failed", "source_position_lost"),
-        "the relay says that changes are missing",
+        "the relay reports that changes are missing",
     )
     relay.stop()
     (tmp_path / "relay" / "shop").rename(tmp_path / "before")

@@ -183,7 +183,7 @@ async def test_json_of_many_small_values_is_not_unpacked(
 async def test_json_of_another_form_is_one_clear_error(ask: Ask, body: bytes) -> None:
     async with answering(JSON, body) as url:
         if body.startswith(b"{") and ask is _verify:
-            assert await ask(url)  # An object: who asks takes from it what is needed.
+            assert await ask(url)  # An object: the caller takes from it what is needed.
             return
         with pytest.raises(DatabusError, match=r"127\.0\.0\.1"):
             await ask(url)
@@ -192,7 +192,7 @@ async def test_json_of_another_form_is_one_clear_error(ask: Ask, body: bytes) ->
 @pytest.mark.parametrize("ask", READERS)
 @pytest.mark.parametrize("message", ["no upstream", 7, None, ["x"], {"a": 1}])
 async def test_a_proxys_error_is_not_taken_for_ours(ask: Ask, message: object) -> None:
-    """Its ``message`` is an argument's name, and its ``code`` says nothing to us."""
+    """Its ``message`` is an argument's name, and its ``code`` means nothing to us."""
     body = json.dumps({"code": 502, "message": message, "self": 1}).encode()
     async with answering("502 Bad Gateway\r\nContent-Type: application/json", body) as url:
         with pytest.raises(ServerUnavailable) as caught:

@@ -1,4 +1,5 @@
-"""Binlogs that do not name the columns: tables are tracked; an uncertain one stops alone."""
+"""Binlogs without column names: the relay infers them; a table whose names are uncertain is
+suspended."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def tables(upstream: Upstream) -> WideTables:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the relay keeps the database."""
+    """The relay's folder of the database."""
     return tmp_path / "data" / "shop"
 
 

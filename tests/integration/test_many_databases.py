@@ -124,7 +124,7 @@ async def test_two_databases_are_read_alternately_each_from_its_own_checkpoint(
             while any(len(found[name]) < len(whole[name].frames) for name in names):
                 round_count += 1
                 assert round_count < 200
-                for name in names:  # after a while one of them has nothing more to say
+                for name in names:  # after a while one of them has no more events
                     checkpoint = OnlineCheckpoint(name, whole[name].clock, reached[name])
                     query = {"checkpoint": encode(checkpoint), "max_bytes": "300"}
                     served = await poll(relay.url, name, **query)

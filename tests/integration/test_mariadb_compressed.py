@@ -197,7 +197,7 @@ async def test_a_compressed_change_of_a_table_is_seen_ahead_where_columns_have_n
     start = await source.first_scn()
     for table in ("calm", "restless"):
         database.execute(f"INSERT INTO {table} VALUES (1, 2, 3)")
-    # Of the same types: who did not see the change would take v for w.
+    # Of the same types: without the change, v would be taken for w.
     database.execute("ALTER TABLE restless MODIFY v INT AFTER w")
     streamed = await read_to_end(source, start)
     assert [(e.source, e.after) for e in streamed.events()] == [

@@ -214,7 +214,7 @@ async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
 async def test_beside_a_stream_the_server_looks_up_no_locations_and_the_snapshots_are_right(
     mariadb_database: FreshDatabase, source: MySqlSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row counts its commits up, so its value says exactly what the chunk shows."""
+    """The row counts its commits up, so its value is exactly what the chunk shows."""
     start = await counted_from(mariadb_database, source)
     table = f"{mariadb_database.name}.t"
     resolved = start

@@ -92,9 +92,9 @@ async def test_an_invalid_date_suspends_its_table_alone_and_fails_a_dump_with_ta
     assert [event.key["id"] for event in streamed.events(f"{name}.t")] == [1]
     source.use_kernels = False
     assert bytes((await read_to_end(source, start)).data) == bytes(streamed.data)
-    (stopped,) = (await source.status())["stopped_tables"].items()
-    assert stopped[0] == f"{name}.t"
-    assert re.search(why, stopped[1]["why"])
+    (suspension,) = (await source.status())["stopped_tables"].items()
+    assert suspension[0] == f"{name}.t"
+    assert re.search(why, suspension[1]["why"])
 
 
 async def test_a_date_that_is_none_becomes_null_when_so_configured(

@@ -17,7 +17,7 @@ from tests.support.waiting import PATIENCE, eventually
 
 RING_BYTES = 1 << 20
 # Ten minutes of writes, a transaction of 100 rows each second, as fast as the server takes them.
-# Far beyond the ring and the buffers of a connection: a reader that stands still is lapped.
+# Far beyond the ring and the buffers of a connection: a reader that stops reading is lapped.
 SECONDS = 600
 ROWS_PER_SECOND = 100
 NOTE_BYTES = 480
@@ -56,7 +56,7 @@ STUCK = (
 
 
 class Log:
-    """The server's word on how much of its log the relay's slot keeps."""
+    """How much of the server's log the relay's slot retains, as the server reports."""
 
     def __init__(self, database: FreshDatabase) -> None:
         self.database = database
@@ -156,16 +156,16 @@ async def test_a_stuck_consumer_does_not_hold_back_the_databases_log(
         await eventually(lambda: fetcher.status.state == "streaming", 60)
 
         async def settled(limit_bytes: int) -> int:
-            """WAL that is kept once it is no more than ``limit_bytes``."""
-            kept = 0
+            """WAL that is retained once it is no more than ``limit_bytes``."""
+            retained = 0
 
             async def is_small() -> bool:
-                nonlocal kept
-                kept = await asyncio.to_thread(log.kept_bytes)
-                return kept <= limit_bytes
+                nonlocal retained
+                retained = await asyncio.to_thread(log.kept_bytes)
+                return retained <= limit_bytes
 
             await eventually(is_small, 60, "the server forgets its log", poll_s=0.2)
-            return kept
+            return retained
 
         await write_much(database, 0, seconds=SECONDS // 5)
         alone = await settled(WRITTEN_BYTES // 20)
@@ -183,7 +183,9 @@ async def test_a_stuck_consumer_does_not_hold_back_the_databases_log(
             assert laps > 10, "the ring turned over many times under the reader"
             assert beside <= alone + WRITTEN_BYTES // 20
             await asyncio.gather(*map(is_told, readers))
-        print(f"kept alone {alone} bytes, beside stuck readers {beside}; written {WRITTEN_BYTES}")
+        print(
+            f"retained alone {alone} bytes, beside stuck readers {beside}; written {WRITTEN_BYTES}"
+        )
 
 
 @pytest.mark.timeout(500)

@@ -318,7 +318,7 @@ async def test_rows_on_both_sides_of_the_change_in_one_transaction(
     (state,) = replica.suspensions
     assert "column v was altered" in state.reason
     assert "column d was added" in state.reason
-    # The state stands directly behind the transaction's window, and none of its rows is missing.
+    # The state comes directly behind the transaction's window, and none of its rows is missing.
     ops = [(view.scn, Op(view.op)) for view in ring_frames(tmp_path / "shop")]
     start, stop = (ops.index((state.since_scn, op)) for op in (Op.INSERT, Op.END_OF_WINDOW))
     assert [op.name[0] for _, op in ops[start:stop]] == list("IDDUI")

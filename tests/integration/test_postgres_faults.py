@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[FreshDatabase]:
-    """A database on a server of the test's own, which keeps what it committed."""
+    """A database on a server of the test's own, which retains what it committed."""
     with PostgresServer(
         tmp_path / "server",
         durable=True,

@@ -79,7 +79,7 @@ ELSEWHERE = {"SET client_encoding = 'UTF8'", "TIMELINE_HISTORY"}
 
 
 def statements() -> set[str]:
-    """How the statements begin that stand in the source's code, each up to its first name or value
+    """How the statements in the source's code begin, each up to its first name or value
     that is put in."""
     found = set()
     for path in Path(package.__file__).parent.rglob("*.py"):

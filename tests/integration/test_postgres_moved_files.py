@@ -119,29 +119,29 @@ async def looked(db: FreshDatabase, fetcher: Fetcher, new: str) -> None:
 @pytest.mark.parametrize("publication", [name for name, made in PUBLICATIONS.items() if made])
 @pytest.mark.parametrize("how", SILENT)
 async def test_what_is_written_to_a_table_while_it_is_unlogged_is_not_lost(
-    postgres_database: FreshDatabase, tmp_path: Path, how: str, publication: str
+    shop: FreshDatabase, tmp_path: Path, how: str, publication: str
 ) -> None:
     """Between two looks: none finds the table unlogged."""
-    db, folder = postgres_database, tmp_path / "shop"
-    for statement in TABLES:
-        db.execute(statement)
-    options = of_kind(db, publication)
+    folder = tmp_path / "shop"
+    options = of_kind(shop, publication)
     tables = ("shop.bare", "shop.toasted")
-    async with capturing(config_of(db, discover_every="2s", **options), tmp_path) as fetcher:
+    async with capturing(config_of(shop, discover_every="2s", **options), tmp_path) as fetcher:
         await streaming(fetcher)
-        await filled(db, folder)
+        await filled(shop, folder)
         replica = RingReplica(folder)
         for table in tables:
             for statement in SILENT[how]:
-                db.execute(statement.format(t=table))
+                shop.execute(statement.format(t=table))
         await eventually(
             lambda: bool(replica.read()) or {s.source for s in replica.suspensions} >= {*tables},
             30, "both are named",
         )  # fmt: skip
         await eventually(lambda: is_settled(fetcher), 30, "settled")
-        await eventually(lambda: equal(db, folder, dict.fromkeys(SOURCES, True)), 30, "equal")
-        db.execute("INSERT INTO shop.bare VALUES (9, 90); INSERT INTO shop.toasted VALUES (9, 90)")
-        await eventually(lambda: equal(db, folder, dict.fromkeys(SOURCES, True)), 30, "followed")
+        await eventually(lambda: equal(shop, folder, dict.fromkeys(SOURCES, True)), 30, "equal")
+        shop.execute(
+            "INSERT INTO shop.bare VALUES (9, 90); INSERT INTO shop.toasted VALUES (9, 90)"
+        )
+        await eventually(lambda: equal(shop, folder, dict.fromkeys(SOURCES, True)), 30, "followed")
         replica.close()
 
 
@@ -183,41 +183,37 @@ async def test_a_truncate_does_not_explain_what_its_transaction_writes_to_an_unl
 
 @pytest.mark.parametrize("how", OF_PARTITIONS)
 async def test_what_happens_to_all_partitions_at_once_is_not_taken_for_a_truncate_of_the_root(
-    postgres_database: FreshDatabase, tmp_path: Path, how: str
+    shop: FreshDatabase, tmp_path: Path, how: str
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
-    for statement in TABLES:
-        db.execute(statement)
-    async with capturing(config_of(db, discover_every="2s"), tmp_path) as fetcher:
+    folder = tmp_path / "shop"
+    async with capturing(config_of(shop, discover_every="2s"), tmp_path) as fetcher:
         await streaming(fetcher)
-        await filled(db, folder)
+        await filled(shop, folder)
         for statement in OF_PARTITIONS[how]:
-            db.execute(statement)
-        await eventually(lambda: equal(db, folder, dict.fromkeys(SOURCES, True)), 30, "equal")
+            shop.execute(statement)
+        await eventually(lambda: equal(shop, folder, dict.fromkeys(SOURCES, True)), 30, "equal")
         await eventually(lambda: is_settled(fetcher), 30, "settled")
-        assert equal(db, folder, dict.fromkeys(SOURCES, True))
+        assert equal(shop, folder, dict.fromkeys(SOURCES, True))
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["", "while the relay is down"])
 @pytest.mark.parametrize("how", FOLLOWED)
 async def test_rows_that_only_moved_or_went_with_an_event_suspend_no_table(
-    postgres_database: FreshDatabase, tmp_path: Path, how: str, is_down: bool
+    shop: FreshDatabase, tmp_path: Path, how: str, is_down: bool
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
-    for statement in TABLES:
-        db.execute(statement)
-    options = of_kind(db, "of all tables")
-    config = config_of(db, discover_every="500ms", **options)
+    folder = tmp_path / "shop"
+    options = of_kind(shop, "of all tables")
+    config = config_of(shop, discover_every="500ms", **options)
 
     def act() -> None:
         for source in SOURCES[: 2 if how == "ordered" else 3]:
             for statement in FOLLOWED[how]:
-                db.execute(statement.format(t=source, name=source.removeprefix("shop.")))
+                shop.execute(statement.format(t=source, name=source.removeprefix("shop.")))
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        await filled(db, folder)
-        await looked(db, fetcher, "seen")
+        await filled(shop, folder)
+        await looked(shop, fetcher, "seen")
         if not is_down:
             act()
     if is_down:
@@ -225,8 +221,8 @@ async def test_rows_that_only_moved_or_went_with_an_event_suspend_no_table(
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         for name in ("first", "second", "third"):
-            await looked(db, fetcher, name)
-        await eventually(lambda: equal(db, folder, dict.fromkeys(SOURCES, True)), 30, "equal")
+            await looked(shop, fetcher, name)
+        await eventually(lambda: equal(shop, folder, dict.fromkeys(SOURCES, True)), 30, "equal")
     replica = RingReplica(folder)
     replica.read()
     assert [state.source for state in replica.suspensions if state.source in SOURCES] == []

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from databus.relay.processes.fetcher import Fetcher
-from tests.support.capture import capturing, database_config, ring_state, streaming, upserted
+from tests.support.capture import (
+    capturing,
+    database_config,
+    ring_state,
+    streaming,
+    suspended_in,
+    upserted,
+)
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
@@ -28,10 +35,6 @@ def reader(postgres_database: FreshDatabase) -> Iterator[str]:
     yield f"postgresql://{name}:pw@{host}"
     db.execute(f"DROP OWNED BY {name}")
     db.execute(f"DROP ROLE {name}")
-
-
-def stopped(fetcher: Fetcher) -> dict[str, str]:
-    return {source: stop.why for source, stop in (fetcher.suspended() or {}).items()}
 
 
 async def test_a_relay_makes_its_own_publication_again_with_all_tables(
@@ -54,7 +57,7 @@ async def test_a_relay_makes_its_own_publication_again_with_all_tables(
         await eventually(
             lambda: db.execute("SELECT oid FROM pg_publication") not in ([], before), 30, "made"
         )
-        await eventually(lambda: stopped(fetcher) == {}, 30, "resynchronised")
+        await eventually(lambda: suspended_in(fetcher) == {}, 30, "resynchronised")
         await eventually(lambda: not fetcher.tables.document(), 30, "resynchronised")
         db.execute("INSERT INTO other VALUES (2)")
         await eventually(
@@ -81,14 +84,14 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
         await eventually(lambda: ring_state(folder).letters == "c", 30, "followed")
         db.execute("DROP PUBLICATION given")
         await eventually(
-            lambda: stopped(fetcher).keys() >= {"public.t", "public.other"}, 30, "named"
+            lambda: suspended_in(fetcher).keys() >= {"public.t", "public.other"}, 30, "named"
         )
         db.execute("CREATE TABLE later (id int PRIMARY KEY)")
         if is_silent:
             db.execute("INSERT INTO later VALUES (1)")
-        await eventually(lambda: "public.later" in stopped(fetcher), 30, "a new one is named")
+        await eventually(lambda: "public.later" in suspended_in(fetcher), 30, "a new one is named")
         for source in ("public.t", "public.other", "public.later"):
-            assert "the publication given is gone" in stopped(fetcher)[source]
+            assert "the publication given is gone" in suspended_in(fetcher)[source]
             assert "CREATE PUBLICATION" in (fetcher.suspended() or {})[source].waits_for
         await eventually(
             lambda: any("could not be compared" in w for w in warnings(fetcher)), 30, "warned"
@@ -96,7 +99,7 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
         if is_silent:
             db.execute("INSERT INTO t VALUES (2)")
         db.execute(CREATE)
-        await eventually(lambda: not stopped(fetcher), 60, "resynchronised")
+        await eventually(lambda: not suspended_in(fetcher), 60, "resynchronised")
         for table in ("t", "later"):
             db.execute(f"INSERT INTO {table} VALUES (3)")
 
@@ -132,14 +135,14 @@ async def test_a_table_that_loses_its_key_does_not_prevent_the_check_of_others(
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         db.execute("ALTER TABLE t REPLICA IDENTITY NOTHING")
-        await eventually(lambda: "public.t" in stopped(fetcher), 30, "named")
-        assert 'ALTER PUBLICATION "given" DROP TABLE' in stopped(fetcher)["public.t"]
+        await eventually(lambda: "public.t" in suspended_in(fetcher), 30, "named")
+        assert 'ALTER PUBLICATION "given" DROP TABLE' in suspended_in(fetcher)["public.t"]
         db.execute("CREATE TABLE later (id int PRIMARY KEY)")
         db.execute("INSERT INTO later VALUES (1)")
-        await eventually(lambda: "public.later" in stopped(fetcher), 30, "later is named")
+        await eventually(lambda: "public.later" in suspended_in(fetcher), 30, "later is named")
         db.execute("ALTER PUBLICATION given ADD TABLE later")
         db.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
-        await eventually(lambda: not stopped(fetcher), 60, "both are followed")
+        await eventually(lambda: not suspended_in(fetcher), 60, "both are followed")
         db.execute("INSERT INTO later VALUES (2); INSERT INTO t VALUES (1)")
         await eventually(
             lambda: upserted(folder, "public.later")[0].keys() == {(1,), (2,)}, 30, "later"

@@ -165,19 +165,17 @@ async def test_rows_written_while_a_table_has_another_name_are_not_lost(
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
 async def test_a_table_that_was_there_between_two_looks_alone_leaves_no_rows(
-    postgres_database: FreshDatabase, tmp_path: Path, publication: str
+    shop: FreshDatabase, tmp_path: Path, publication: str
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
-    for statement in TABLES:
-        db.execute(statement)
-    options = of_kind(db, publication)
-    async with capturing(config_of(db, discover_every="1s", **options), tmp_path) as fetcher:
+    folder = tmp_path / "shop"
+    options = of_kind(shop, publication)
+    async with capturing(config_of(shop, discover_every="1s", **options), tmp_path) as fetcher:
         await streaming(fetcher)
-        db.execute(
+        shop.execute(
             "CREATE TABLE shop.brief (id int PRIMARY KEY, v int); INSERT INTO shop.t VALUES (1, 1);"
             "INSERT INTO shop.brief VALUES (1, 10)"
         )
-        db.execute("DROP TABLE shop.brief; INSERT INTO shop.t VALUES (2, 2)")
+        shop.execute("DROP TABLE shop.brief; INSERT INTO shop.t VALUES (2, 2)")
         await eventually(lambda: copy_of(folder, "shop.t") == {1: 1, 2: 2}, 30, "the rest comes")
         await eventually(lambda: copy_of(folder, "shop.brief") == {}, 30, "it leaves nothing")
         await eventually(lambda: is_settled(fetcher), 30, "settled")
@@ -185,22 +183,20 @@ async def test_a_table_that_was_there_between_two_looks_alone_leaves_no_rows(
 
 
 async def test_a_table_that_is_made_again_is_followed_after_its_dump(
-    postgres_database: FreshDatabase, tmp_path: Path
+    shop: FreshDatabase, tmp_path: Path
 ) -> None:
     """The server describes it once, before the relay has found it."""
-    db, folder = postgres_database, tmp_path / "shop"
-    for statement in TABLES:
-        db.execute(statement)
-    options = of_kind(db, "of all tables")
-    async with capturing(config_of(db, discover_every="1s", **options), tmp_path) as fetcher:
+    folder = tmp_path / "shop"
+    options = of_kind(shop, "of all tables")
+    async with capturing(config_of(shop, discover_every="1s", **options), tmp_path) as fetcher:
         await streaming(fetcher)
-        db.execute("INSERT INTO shop.t VALUES (1, 10)")
+        shop.execute("INSERT INTO shop.t VALUES (1, 10)")
         await eventually(lambda: copy_of(folder, "shop.t") == {1: 10}, 30, "followed")
-        db.execute("DROP TABLE shop.t; CREATE TABLE shop.t (id int PRIMARY KEY, v int)")
-        db.execute("INSERT INTO shop.t VALUES (5, 50)")
+        shop.execute("DROP TABLE shop.t; CREATE TABLE shop.t (id int PRIMARY KEY, v int)")
+        shop.execute("INSERT INTO shop.t VALUES (5, 50)")
         await eventually(lambda: copy_of(folder, "shop.t") == {5: 50}, 30, "dumped")
         await eventually(lambda: is_settled(fetcher), 30, "settled")
-        db.execute("INSERT INTO shop.t VALUES (6, 60)")
+        shop.execute("INSERT INTO shop.t VALUES (6, 60)")
         await eventually(lambda: copy_of(folder, "shop.t") == {5: 50, 6: 60}, 30, "followed")
 
 
@@ -226,19 +222,17 @@ PARTED = {
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "in one transaction"])
 @pytest.mark.parametrize("how", PARTED)
 async def test_rows_go_with_a_partition_that_was_there_between_two_looks_alone(
-    postgres_database: FreshDatabase, tmp_path: Path, how: str, at_once: bool
+    shop: FreshDatabase, tmp_path: Path, how: str, at_once: bool
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
-    for statement in TABLES:
-        db.execute(statement)
+    folder = tmp_path / "shop"
     sources = ("shop.parted", "shop.n")
-    async with capturing(config_of(db, discover_every="1s"), tmp_path) as fetcher:
+    async with capturing(config_of(shop, discover_every="1s"), tmp_path) as fetcher:
         await streaming(fetcher)
-        db.execute("INSERT INTO shop.parted VALUES (1, 10)")
+        shop.execute("INSERT INTO shop.parted VALUES (1, 10)")
         await eventually(lambda: copy_of(folder, "shop.parted") == {1: 10}, 30, "followed")
         for statement in ["; ".join(PARTED[how])] if at_once else PARTED[how]:
-            db.execute(statement)
-        wanted = {source: rows_of(db, source) for source in sources}
+            shop.execute(statement)
+        wanted = {source: rows_of(shop, source) for source in sources}
         assert 101 not in wanted["shop.parted"]
         await eventually(
             lambda: copy_of(folder, "shop.parted").keys() >= {3}, 30, "what came with it"

@@ -109,46 +109,42 @@ def copy_of(folder: Path) -> dict[Any, dict[str, Any]]:
 
 
 async def test_another_table_that_takes_its_name_before_it_is_read_is_followed(
-    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db, folder, looks = postgres_database, tmp_path / "shop", Looks(monkeypatch)
-    for statement in TABLES:
-        db.execute(statement)
+    folder, looks = tmp_path / "shop", Looks(monkeypatch)
 
     async def happens() -> None:
-        db.execute(SWAP)
+        shop.execute(SWAP)
         await looks.another()
 
-    async with capturing(config_of(db), tmp_path) as fetcher:
+    async with capturing(config_of(shop), tmp_path) as fetcher:
         await streaming(fetcher)
         has_happened = at_first_wait(monkeypatch, happens)
-        db.execute(NEW_KEY)
+        shop.execute(NEW_KEY)
         await eventually(has_happened.is_set, 60, "swapped")
         await eventually(lambda: is_settled(fetcher), 60, "settled")
-        db.execute("UPDATE t SET v = 12 WHERE id = 1; INSERT INTO t VALUES (3, 1, 30)")
-        await eventually(lambda: copy_of(folder) == rows_of(db), 30, "equal")
+        shop.execute("UPDATE t SET v = 12 WHERE id = 1; INSERT INTO t VALUES (3, 1, 30)")
+        await eventually(lambda: copy_of(folder) == rows_of(shop), 30, "equal")
 
 
 async def test_what_is_written_while_the_publication_lacks_it_is_not_lost(
-    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is altered while a resynchronisation waits for the writers of before."""
-    db, folder, looks = postgres_database, tmp_path / "shop", Looks(monkeypatch)
-    for statement in TABLES:
-        db.execute(statement)
-    with db.server.connect(db.name) as writer:
+    folder, looks = tmp_path / "shop", Looks(monkeypatch)
+    with shop.server.connect(shop.name) as writer:
 
         async def happens() -> None:
-            ((publication,),) = db.execute("SELECT pubname FROM pg_publication")
-            db.execute(f"ALTER PUBLICATION {publication} DROP TABLE t")
+            ((publication,),) = shop.execute("SELECT pubname FROM pg_publication")
+            shop.execute(f"ALTER PUBLICATION {publication} DROP TABLE t")
             writer.execute("BEGIN; INSERT INTO t VALUES (7, 1, 70)")
-            db.execute(f"ALTER PUBLICATION {publication} ADD TABLE t")
+            shop.execute(f"ALTER PUBLICATION {publication} ADD TABLE t")
             await looks.another()
 
-        async with capturing(config_of(db), tmp_path) as fetcher:
+        async with capturing(config_of(shop), tmp_path) as fetcher:
             await streaming(fetcher)
             has_happened = at_first_wait(monkeypatch, happens)
-            db.execute(NEW_KEY)
+            shop.execute(NEW_KEY)
             await eventually(has_happened.is_set, 60, "altered")
 
             def waits() -> bool:
@@ -157,17 +153,15 @@ async def test_what_is_written_while_the_publication_lacks_it_is_not_lost(
             await eventually(lambda: waits() or is_settled(fetcher), 60, "read, or the writer")
             writer.execute("COMMIT")
             await eventually(lambda: is_settled(fetcher), 60, "settled")
-            db.execute("INSERT INTO t VALUES (8, 1, 80)")
+            shop.execute("INSERT INTO t VALUES (8, 1, 80)")
             await eventually(lambda: (8, 1) in copy_of(folder), 30, "followed")
-            assert copy_of(folder) == rows_of(db)
+            assert copy_of(folder) == rows_of(shop)
 
 
 async def test_rows_that_a_late_stream_has_under_the_key_before_do_not_come_after_its_truncate(
-    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db, folder, looks = postgres_database, tmp_path / "shop", Looks(monkeypatch)
-    for statement in TABLES:
-        db.execute(statement)
+    folder, looks = tmp_path / "shop", Looks(monkeypatch)
     is_late, waits = asyncio.Event(), asyncio.Event()
     receive = ReplicationConnection.receive
 
@@ -181,23 +175,23 @@ async def test_rows_that_a_late_stream_has_under_the_key_before_do_not_come_afte
         return None
 
     monkeypatch.setattr(ReplicationConnection, "receive", received)
-    async with capturing(config_of(db), tmp_path) as fetcher:
+    async with capturing(config_of(shop), tmp_path) as fetcher:
         await streaming(fetcher)
-        db.execute("INSERT INTO t VALUES (3, 1, 30)")
+        shop.execute("INSERT INTO t VALUES (3, 1, 30)")
         await eventually(lambda: (3,) in copy_of(folder), 30, "followed")
         is_late.set()
         await eventually(waits.is_set, 30, "the stream is late")
-        db.execute("INSERT INTO t VALUES (4, 1, 40), (5, 1, 50)")
+        shop.execute("INSERT INTO t VALUES (4, 1, 40), (5, 1, 50)")
         has_happened = at_first_wait(monkeypatch, looks.another)
-        db.execute(NEW_KEY)
-        db.execute("DELETE FROM t WHERE id = 4")
+        shop.execute(NEW_KEY)
+        shop.execute("DELETE FROM t WHERE id = 4")
         await eventually(has_happened.is_set, 30, "it is about to be read")
         await looks.another()
         is_late.clear()
         await eventually(lambda: is_settled(fetcher), 60, "settled")
-        db.execute("INSERT INTO t VALUES (8, 1, 80)")
+        shop.execute("INSERT INTO t VALUES (8, 1, 80)")
         await eventually(lambda: (8, 1) in copy_of(folder), 30, "followed")
-        assert copy_of(folder) == rows_of(db)
+        assert copy_of(folder) == rows_of(shop)
 
 
 async def test_rows_of_another_table_that_has_its_name_for_a_while_do_not_come(

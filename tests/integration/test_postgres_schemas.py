@@ -67,7 +67,7 @@ async def test_a_schema_change_that_no_stream_saw_is_announced(db: FreshDatabase
     def enough(seen: Seen) -> bool:
         nonlocal altered
         if not altered:
-            # The stream is on, and has not heard of the table yet.
+            # The stream is on, and has not announced the table yet.
             db.execute("ALTER TABLE orders ADD COLUMN early int")
             db.execute("INSERT INTO orders VALUES (1, 'one', 1, 1)")
             altered = True
@@ -103,7 +103,7 @@ async def test_a_row_older_than_its_not_null_is_carried_with_a_wider_schema(
     async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, NULL, 1)")
         db.execute("UPDATE orders SET name = 'a'")
-        # No new column or type: only the catalogue of today knows of it.
+        # No new column or type: only the present catalogue has it.
         db.execute("ALTER TABLE orders ALTER COLUMN name SET NOT NULL")
         seen = await follow_to(source, start, now_scn(db))
         assert [(e.after or {})["name"] for e in seen.events] == [None, "a"]

@@ -306,24 +306,24 @@ async def test_a_suspension_is_reported_before_the_end_of_its_transaction(
                 if batch.resolved >= upto:
                     break
     seen = Seen()
-    kept = [
+    retained = [
         number
         for number, batch in enumerate(batches)
         if batch.persist_first
         and isinstance(batch.resume_state, PostgresResumeState)
         and batch.resume_state.suspended
     ]
-    assert len(kept) == 1
-    for batch in batches[: kept[0] + 1]:
+    assert len(retained) == 1
+    for batch in batches[: retained[0] + 1]:
         seen.take(batch)
     assert (seen.ops, seen.windows) == ("c", [])  # The fetcher puts it on disk before more comes.
-    resume_state, last_resume_state = batches[kept[0]].resume_state, batches[-1].resume_state
+    resume_state, last_resume_state = batches[retained[0]].resume_state, batches[-1].resume_state
     assert isinstance(resume_state, PostgresResumeState)
     assert last_resume_state is not None
-    stopped = resume_state.suspended["public.t"]
-    assert re.search(r"public\.t\.day.*-infinity", stopped.why)
+    suspension = resume_state.suspended["public.t"]
+    assert re.search(r"public\.t\.day.*-infinity", suspension.why)
     for after_scn, special_values, ops in (
-        (start, "error", "c"), (stopped.since_scn, "error", ""), (start, "null", "cc"),
+        (start, "error", "c"), (suspension.since_scn, "error", ""), (start, "null", "cc"),
     ):  # fmt: skip
         async with opened(config_of(db, special_values=special_values)) as source:
             source.restore(last_resume_state.encode(), None, after_scn)

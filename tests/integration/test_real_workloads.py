@@ -129,7 +129,7 @@ class Pipeline:
         self.running[name] = self._processes.start(command, "-c", config, *arguments, name=name)
 
     def start_consumer(self, name: str) -> None:
-        """A consumer that keeps its copy of the tables in ``<name>.db``."""
+        """A consumer that stores its copy of the tables in ``<name>.db``."""
         settings = {
             "path": str(self._mirror(name)),
             "relays": [self._readers.url],
@@ -173,7 +173,7 @@ class Pipeline:
         return all(states.get(one, {}).get("state") == "seeded" for one in self._load.sources)
 
     def tables(self, scn: int) -> Tables:
-        """What the bootstrap says that the tables held."""
+        """What the tables held by the bootstrap."""
         url = f"{self.bootstrap}/v1/shop/snapshot?scn={scn}&format=ndjson"
         with urllib.request.urlopen(url, timeout=60 * PATIENCE) as answer:
             lines = [json.loads(line) for line in answer]
@@ -245,14 +245,14 @@ async def test_stream_bootstrap_and_consumers_are_the_source_at_ten_moments_and_
         finally:
             client.stop()
             await serving
-    assert len({one.scn for one in snapshots}) > len(snapshots) // 2, "the load stood still"
+    assert len({one.scn for one in snapshots}) > len(snapshots) // 2, "the load stopped"
     for number, one in enumerate([*snapshots, end]):
         unequal = differences(one.tables, history.tables(one.scn))
         assert not unequal, (number, one.scn, len(unequal), unequal[:3])
 
 
 def follow(pipeline: Pipeline, snapshots: list[Snapshot], end: Snapshot) -> None:
-    """The consumers come to the end; the bootstrap has merged, and knows every moment."""
+    """The consumers come to the end; the bootstrap has merged, and has every moment."""
     for name in ("consumer", "late"):
         equal = functools.partial(_is_equal, pipeline, name, end)
         eventually_sync(equal, 120, f"{name} is the source", poll_s=0.2)

@@ -29,7 +29,7 @@ pytestmark = [
 RESTARTS = {
     "mariadb": 20,
     "postgres": 20,
-    # One takes MySQL seven seconds, so that twenty are for who asks for them.
+    # One takes MySQL seven seconds, so that twenty run only on request.
     "mysql": int(os.environ.get("DATABUS_MYSQL_RESTARTS", "1")),
 }
 
@@ -49,11 +49,11 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateSe
 
 
 MOST_WRITTEN = 200
-"""Transactions between two restarts, so that the ring keeps them all."""
+"""Transactions between two restarts, so that the ring retains them all."""
 
 
 class Writer:
-    """Writes while the server lives; knows what was confirmed."""
+    """Writes while the server runs; records what was confirmed."""
 
     def __init__(self, server: PrivateServer) -> None:
         self.server = server
@@ -64,7 +64,7 @@ class Writer:
     def run(self) -> None:
         """One transaction after the other, over one session as long as it lasts."""
         while not self.ended:
-            # Whether the last transaction was committed is the server's to say.
+            # Only the server shows whether the last transaction was committed.
             with contextlib.suppress(Exception), contextlib.closing(self._session()) as session:
                 while not self.ended:
                     if self.number >= self.limit:
@@ -105,7 +105,7 @@ async def test_restarts_in_a_row_need_no_hand(server: PrivateServer, tmp_path: P
                 reached, reconnects = writer.number + 3, fetcher.status.reconnect_count
                 writer.limit = writer.number + MOST_WRITTEN
                 await eventually(lambda least=reached: writer.number >= least, 60, "it is written")
-                # In turn: as a crash, and as an operator does it.
+                # Alternately: as a crash, and as an operator does it.
                 await asyncio.to_thread(server.stop if restart % 2 else server.kill9)
                 await asyncio.to_thread(server.start)
                 await eventually(

@@ -1,4 +1,4 @@
-"""A rule for columns that does not fit a later table of a server: that table stops alone."""
+"""A rule for columns that does not fit a later table of a server: that table alone is suspended."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def session(database: FreshDatabase) -> Iterator[Session]:
     opened.close()
 
 
-def stopped(fetcher: Fetcher) -> dict[str, Any]:
+def suspensions(fetcher: Fetcher) -> dict[str, Any]:
     return dict(fetcher.status.source.get("stopped_tables") or {})
 
 
@@ -176,12 +176,12 @@ async def test_exchanged_contents_suspend_their_table_by_name_and_drops_are_even
             suspended = {"p", "p_old", "swapped", "exchanged", "part", "cut", "dropped_part"}
 
             def suspended_now() -> set[str]:
-                return {source.partition(".")[2] for source in stopped(fetcher)}
+                return {source.partition(".")[2] for source in suspensions(fetcher)}
 
             await eventually(lambda: suspended_now() == suspended, 30)
             not_followed = {table["source"] for table in fetcher.tables.document()}
             assert not_followed == {f"{database.name}.{name}" for name in {*suspended, "fetched"}}
-            assert "took this name" in stopped(fetcher)[f"{database.name}.p"]["why"]
+            assert "took this name" in suspensions(fetcher)[f"{database.name}.p"]["why"]
             assert rows_of(folder, f"{database.name}.gone") == {}
             assert not differing(folder, database, ["again", "same", "calm"])
             assert (3,) in rows_of(folder, f"{database.name}.widened")
@@ -276,8 +276,8 @@ async def test_statements_logged_instead_of_rows_suspend_what_they_reach_and_not
             )
             await caught_up(folder, database, 9)
             suspended = {name.strip("`") for name in reached}
-            await eventually(lambda: len(stopped(fetcher)) >= len(suspended), 30)
-            assert {source.partition(".")[2] for source in stopped(fetcher)} == suspended
+            await eventually(lambda: len(suspensions(fetcher)) >= len(suspended), 30)
+            assert {source.partition(".")[2] for source in suspensions(fetcher)} == suspended
             assert not differing(folder, database, ["same", "calm"])
             if database.server.product == "mariadb":
                 assert not differing(folder, database, ["copied"])
@@ -326,7 +326,7 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
                 "SET foreign_key_checks = 1",
             )
             await caught_up(folder, database, 1)
-            assert stopped(fetcher) == {}
+            assert suspensions(fetcher) == {}
             assert not differing(folder, database, tables[:-1])
             session.run(
                 "DELETE FROM par WHERE id = 2",
@@ -340,11 +340,11 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
                 "DELETE FROM par3 WHERE id = 3",
             )
             await caught_up(folder, database, 2)
-            named = {source.partition(".")[2] for source in stopped(fetcher)}
+            named = {source.partition(".")[2] for source in suspensions(fetcher)}
             if database.server.product == "mariadb":
                 # MySQL 9.6 and later has the children's changes in its binlog.
-                await eventually(lambda: len(stopped(fetcher)) >= 5, 30)
-                named = {source.partition(".")[2] for source in stopped(fetcher)}
+                await eventually(lambda: len(suspensions(fetcher)) >= 5, 30)
+                named = {source.partition(".")[2] for source in suspensions(fetcher)}
                 assert named == {*keys, "late"} - {"restricted"}
             assert set(differing(folder, database, tables)) <= named
         source = MySqlSource(config)
@@ -410,10 +410,10 @@ async def test_what_a_table_reached_is_not_looked_up_under_its_later_name(
             move,
         )
         ran.set()
-        await eventually(lambda: f"{database.name}.audit" in stopped(fetcher), 30)
+        await eventually(lambda: f"{database.name}.audit" in suspensions(fetcher), 30)
         if move == "DROP TABLE other":
             await caught_up(tmp_path / "shop", database, 1)
-            named = {source.partition(".")[2] for source in stopped(fetcher)}
+            named = {source.partition(".")[2] for source in suspensions(fetcher)}
             assert named == {"audit", "triggered"}
 
 
@@ -449,10 +449,10 @@ async def test_children_are_named_by_the_names_that_their_parents_had(
             await caught_up(folder, database, 1)
             if database.server.product == "mariadb":
                 # MySQL 9.6 and later has the children's changes in its binlog.
-                await eventually(lambda: len(stopped(fetcher)) >= 3, 30)
-                named = {source.partition(".")[2] for source in stopped(fetcher)}
+                await eventually(lambda: len(suspensions(fetcher)) >= 3, 30)
+                named = {source.partition(".")[2] for source in suspensions(fetcher)}
                 assert named == {"renamed", "child", "free"}
-            named = {source.partition(".")[2] for source in stopped(fetcher)}
+            named = {source.partition(".")[2] for source in suspensions(fetcher)}
             assert set(differing(folder, database, CHILDREN)) <= named
     finally:
         database.execute("DROP TABLE IF EXISTS child")
@@ -492,7 +492,7 @@ async def test_the_keys_of_the_position_outlive_a_restart(
         if database.server.product == "mariadb":
             # MySQL 9.6 and later has the children's changes in its binlog.
             children = {f"{database.name}.child", f"{database.name}.free"}
-            await eventually(lambda: stopped(fetcher).keys() >= children, 30, "named")
+            await eventually(lambda: suspensions(fetcher).keys() >= children, 30, "named")
         else:
             assert not differing(folder, database, ["child", "free"])
 
@@ -528,9 +528,11 @@ async def test_names_in_any_case_are_one_table_where_the_server_folds_them(tmp_p
             emptied = [source for op, source in ring_state(folder).ops if op == "t"]
             assert sorted(emptied) == ["shop.new_rows", "shop.orders", "shop.parts"]
             await eventually(
-                lambda: {"shop.swapped", "shop.seen"} <= set(stopped(fetcher)), 30, "suspended"
+                lambda: {"shop.swapped", "shop.seen"} <= set(suspensions(fetcher)),
+                30,
+                "suspended",
             )
-            assert {"shop.fence", "shop.orders", "shop.parts"}.isdisjoint(stopped(fetcher))
+            assert {"shop.fence", "shop.orders", "shop.parts"}.isdisjoint(suspensions(fetcher))
 
 
 async def test_a_chunk_that_does_not_show_a_cascade_yet_is_read_again(
@@ -586,7 +588,7 @@ async def test_a_chunk_that_does_not_show_a_cascade_yet_is_read_again(
         early.append((connection, located))
         database.execute("DELETE FROM parent WHERE id = 1")
         await caught_up(folder, database, 2)
-        await eventually(lambda: f"{database.name}.child" in stopped(fetcher), 30)
+        await eventually(lambda: f"{database.name}.child" in suspensions(fetcher), 30)
         await dump(folder, f"{database.name}.child")
         connection.close()
         assert not differing(folder, database, ["child", "parent"])

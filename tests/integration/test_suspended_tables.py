@@ -200,19 +200,19 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
         database, "SET binlog_format = STATEMENT", "INSERT INTO hidden VALUES (1, 1)",
         "SET binlog_format = ROW", "INSERT INTO calm VALUES (1, 1)",
     )  # fmt: skip
-    kept, ring = "", b""
+    stored_state, ring = "", b""
     async with contextlib.aclosing(source.stream(first)) as stream:
         async for batch in stream:
             ring += batch.data
             if ring:
                 break  # Killed: of the resume state only what was stored outlives it.
             if batch.persist_first and batch.resume_state is not None:
-                kept = batch.resume_state.encode()
+                stored_state = batch.resume_state.encode()
     await source.close()
     (end,) = [view for view in iter_frames(ring) if view.op == Op.END_OF_WINDOW]
     last = Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
     again = MySqlSource(config)
-    again.restore(kept, last, end.scn)
+    again.restore(stored_state, last, end.scn)
     await again.open()
     session(database, "INSERT INTO hidden VALUES (2, 2)", "INSERT INTO calm VALUES (2, 2)")
     streamed = await read_to_end(again, end.scn)
@@ -369,7 +369,7 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlit
             db.execute("INSERT INTO calm VALUES (3, 'c')")
             await eventually(lambda: equal("calm"), 60, "the other table continues")
             assert list(rows_of(folder, odd)) == [(1,)]
-            # It has not been whole since it stopped first, whatever was tried.
+            # It has not been whole since it was suspended first, whatever was tried.
             assert json.loads(stored_resume_state(fetcher))["stopped"][odd][0] == since
             db.execute("UPDATE odd SET v = 'b' WHERE id = 2")
             await dump(folder, odd)
@@ -409,7 +409,7 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postg
         assert db.execute(published) == [(0,)]
     # What a reload does: another fetcher continues, with one table more, which it publishes.
     config = database_config("shop", db.url, "public.*")
-    # The stopped one is not forgotten, and begins again only once all of it can be read.
+    # The suspended one is not forgotten, and is followed again only once all of it can be read.
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         db.execute("INSERT INTO late VALUES (1, '2024-01-01')")

@@ -144,7 +144,7 @@ async def test_what_another_lineage_changes_beside_captured_tables_suspends_noth
     ]
     async with capturing(shop.config, tmp_path) as fetcher:
         await streaming(fetcher)
-        for _ in range(2):  # also table maps that the kernel knows
+        for _ in range(2):  # also table maps that the kernel has seen
             await asyncio.to_thread(run_elsewhere, database, *harmless[:2])
             await asyncio.to_thread(database.execute, f"DELETE FROM {other}.t")
             await asyncio.to_thread(database.execute, "DELETE FROM private")

@@ -14,7 +14,7 @@ from databus.cli.demo.private_servers import PostgresServer
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
-from tests.integration.test_statement_effects import stopped
+from tests.integration.test_statement_effects import suspensions
 from tests.integration.test_suspended_tables import dump, in_database, rows_of
 from tests.support.capture import (
     capturing,
@@ -252,14 +252,14 @@ async def test_rows_that_were_prepared_while_their_table_was_suspended_are_not_l
             cursor.execute("SET binlog_format = STATEMENT")
             cursor.execute("INSERT INTO t VALUES (1, 'one')")
         prepare(database, "hidden", "INSERT INTO t VALUES (2, 'two')")
-        await eventually(lambda: name in stopped(fetcher), 60, "it is suspended")
+        await eventually(lambda: name in suspensions(fetcher), 60, "it is suspended")
         await dump(folder, name)
-        await eventually(lambda: name not in stopped(fetcher), 60, "it is followed again")
+        await eventually(lambda: name not in suspensions(fetcher), 60, "it is followed again")
         complete(database, "COMMIT", "hidden")
         database.execute("INSERT INTO fence VALUES (1, '')")
         fence = f"{database.name}.fence"
         await eventually(lambda: (1,) in rows_of(folder, fence), 60, "the fence has come")
-        await eventually(lambda: name in stopped(fetcher), 30, "the commit suspends it")
-        assert set(stopped(fetcher)) == {name}
+        await eventually(lambda: name in suspensions(fetcher), 30, "the commit suspends it")
+        assert set(suspensions(fetcher)) == {name}
         await dump(folder, name)
         assert rows_of(folder, name) == in_database(database, "t")

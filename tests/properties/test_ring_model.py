@@ -136,14 +136,14 @@ class RingMachine(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1), shift_us=st.sampled_from((-1, 0, 1)))
     def expire(self, share: float, shift_us: int) -> None:
         first_retained = self.first_retained()
-        kept = self.frames[first_retained:]
-        if not kept:
+        retained = self.frames[first_retained:]
+        if not retained:
             assert not self.writer.expire(2**62)
             return
-        chosen = read_frame(kept[int((len(kept) - 1) * share)][1])
+        chosen = read_frame(retained[int((len(retained) - 1) * share)][1])
         limit_us = chosen.commit_us + shift_us
         keep_from = first_retained
-        for at, (_, frame) in enumerate(kept, first_retained):
+        for at, (_, frame) in enumerate(retained, first_retained):
             if frame[11] == Op.END_OF_WINDOW:
                 if read_frame(frame).commit_us >= limit_us:
                     break
@@ -195,8 +195,8 @@ class RingMachine(RuleBasedStateMachine):
     @rule(ahead=st.floats(0, 1))
     def place_cursor(self, ahead: float) -> None:
         """A reader stops somewhere and comes back later, perhaps too late."""
-        kept = self.first_retained()
-        self.cursor_at = kept + int((len(self.frames) - kept) * ahead)
+        retained = self.first_retained()
+        self.cursor_at = retained + int((len(self.frames) - retained) * ahead)
         position = self.frames[self.cursor_at - 1][0] if self.cursor_at else self.start
         self.cursor = self.reader.find(position)
 
@@ -219,16 +219,16 @@ class RingMachine(RuleBasedStateMachine):
         if not hasattr(self, "writer"):
             return
         state = self.reader.snapshot()
-        kept = self.frames[self.first_retained() :]
+        retained = self.frames[self.first_retained() :]
         assert state == self.writer.state
-        assert state.frames - state.evicted_frames == len(kept)
-        ends = sum(frame[11] == Op.END_OF_WINDOW for _, frame in kept)
+        assert state.frames - state.evicted_frames == len(retained)
+        ends = sum(frame[11] == Op.END_OF_WINDOW for _, frame in retained)
         assert state.windows - state.evicted_windows == ends
         newest = self.frames[-1][0] if self.frames else self.start
         assert state.max == newest
-        assert state.min == (kept[0][0] if kept else state.prev)
+        assert state.min == (retained[0][0] if retained else state.prev)
         assert state.head <= state.tail <= state.head + self.size
-        if self.frames and len(kept) == len(self.frames):
+        if self.frames and len(retained) == len(self.frames):
             assert state.prev == self.start
 
     @invariant()

@@ -25,7 +25,7 @@ from databus.relay.sources.row_buffers import Row, Rows
 
 KEYS = 6
 CHUNK_KEYS = 2
-LANES = 3
+MOST_IN_FLIGHT = 3
 SCHEMA = SourceSchema("t.t", (Column("id", Kind.INT, False), Column("v", Kind.INT)), ("id",))
 
 
@@ -52,7 +52,7 @@ class ModelSnapshot:
 
 @dataclass
 class Consumer:
-    """Applies what it gets; keeps for each key the scn of its state and whether it exists."""
+    """Applies what it gets; stores for each key the scn of its state and whether it exists."""
 
     rows: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Consumer:
 
 
 @dataclass(eq=False)
-class Lane:
+class ChunkRead:
     """A chunk on its way: the keys it covers, and the state of each row that it read."""
 
     first_key: int
@@ -88,7 +88,7 @@ class SpliceMachine(RuleBasedStateMachine):
         self.splice: ChunkWindow | None = None
         self.watermark_writes: WatermarkWrites | None = None
         self.next_key = 0
-        self.lanes: list[Lane] = []
+        self.in_flight: list[ChunkRead] = []
 
     @initialize(initial=st.sets(st.integers(0, KEYS - 1)), watermarks=st.booleans())
     def fill(self, initial: set[int], watermarks: bool) -> None:
@@ -183,83 +183,93 @@ class SpliceMachine(RuleBasedStateMachine):
             if builder.pending_bytes:
                 self.observe(builder.take())
 
-    @precondition(lambda self: self.splice is not None and len(self.lanes) < LANES)
+    @precondition(lambda self: self.splice is not None and len(self.in_flight) < MOST_IN_FLIGHT)
     @rule()
     def begin_chunk(self) -> None:
         if self.next_key < KEYS:
-            self.lanes.append(self.lane(self.next_key))
+            self.in_flight.append(self.chunk_read(self.next_key))
             self.next_key += CHUNK_KEYS
 
-    def lane(self, first_key: int) -> Lane:
+    def chunk_read(self, first_key: int) -> ChunkRead:
         assert self.splice is not None
         watermark_write = None
         if self.watermark_writes is not None:
             watermark_write = self.watermark_writes.begin()
             self.mark(watermark_write.low)
-        return Lane(first_key, self.splice.begin(), watermark_write)
+        return ChunkRead(first_key, self.splice.begin(), watermark_write)
 
-    @precondition(lambda self: any(lane.rows is None for lane in self.lanes))
+    @precondition(lambda self: any(chunk_read.rows is None for chunk_read in self.in_flight))
     @rule(data=st.data())
     def read_chunk(self, data: st.DataObject) -> None:
-        self.read(data.draw(st.sampled_from([lane for lane in self.lanes if lane.rows is None])))
+        self.read(
+            data.draw(
+                st.sampled_from(
+                    [chunk_read for chunk_read in self.in_flight if chunk_read.rows is None]
+                )
+            )
+        )
 
-    def read(self, lane: Lane) -> None:
+    def read(self, chunk_read: ChunkRead) -> None:
         assert self.splice is not None
         visible = frozenset(t.scn for t in self.log if t.visible)
         state = self.state_at(visible)
-        keys = range(lane.first_key, lane.first_key + CHUNK_KEYS)
-        lane.rows = {key_bytes(key): (key, state[key][0]) for key in keys if state[key][1]}
-        rows = Rows.of(Row(key, b"") for key in lane.rows)
+        keys = range(chunk_read.first_key, chunk_read.first_key + CHUNK_KEYS)
+        chunk_read.rows = {key_bytes(key): (key, state[key][0]) for key in keys if state[key][1]}
+        rows = Rows.of(Row(key, b"") for key in chunk_read.rows)
         snapshot = ModelSnapshot(visible, len(self.log))
-        lane.chunk = Chunk(SCHEMA, rows, snapshot, None, False)
+        chunk_read.chunk = Chunk(SCHEMA, rows, snapshot, None, False)
 
-    @precondition(lambda self: any(lane.chunk is not None for lane in self.lanes))
+    @precondition(lambda self: any(chunk_read.chunk is not None for chunk_read in self.in_flight))
     @rule(data=st.data())
     def hand_over(self, data: st.DataObject) -> None:
         """Chunks may arrive in another order than that of their snapshots."""
-        self.arrive(data.draw(st.sampled_from([lane for lane in self.lanes if lane.chunk])))
+        self.arrive(
+            data.draw(
+                st.sampled_from([chunk_read for chunk_read in self.in_flight if chunk_read.chunk])
+            )
+        )
 
-    def arrive(self, lane: Lane) -> None:
+    def arrive(self, chunk_read: ChunkRead) -> None:
         assert self.splice is not None
-        assert lane.chunk is not None
-        if lane.watermark_write is not None:
-            self.mark(lane.watermark_write.high)
-        self.splice.arrived(lane.waiting, lane.chunk)
-        lane.chunk = None
+        assert chunk_read.chunk is not None
+        if chunk_read.watermark_write is not None:
+            self.mark(chunk_read.watermark_write.high)
+        self.splice.arrived(chunk_read.waiting, chunk_read.chunk)
+        chunk_read.chunk = None
 
-    @precondition(lambda self: self.builder is None and self.lanes)
+    @precondition(lambda self: self.builder is None and self.in_flight)
     @rule(data=st.data(), slice_rows=st.integers(1, CHUNK_KEYS))
     def emit(self, data: st.DataObject, slice_rows: int) -> None:
         """Any chunk may go out, and a part of it only: the runner's order is but one of many."""
-        self.emit_a_slice(data.draw(st.sampled_from(self.lanes)), slice_rows)
+        self.emit_a_slice(data.draw(st.sampled_from(self.in_flight)), slice_rows)
 
-    def emit_a_slice(self, lane: Lane, slice_rows: int) -> None:
+    def emit_a_slice(self, chunk_read: ChunkRead, slice_rows: int) -> None:
         assert self.splice is not None
-        chunk, resolved = lane.waiting.chunk, self.streamed
-        if lane.watermark_write is not None and chunk is not None:
-            if not lane.watermark_write.is_closed:
+        chunk, resolved = chunk_read.waiting.chunk, self.streamed
+        if chunk_read.watermark_write is not None and chunk is not None:
+            if not chunk_read.watermark_write.is_closed:
                 return
             assert self.streamed >= chunk.snapshot.high, "the high token lies behind the snapshot"
-        outcome = self.splice.outcome(lane.waiting, resolved)
+        outcome = self.splice.outcome(chunk_read.waiting, resolved)
         if outcome is None or chunk is None:
             return
-        assert lane.rows is not None
+        assert chunk_read.rows is not None
         if isinstance(outcome, ReadAgain):
             assert outcome.reason
-            self.splice.leave(lane.waiting)
-            self.lanes[self.lanes.index(lane)] = self.lane(lane.first_key)
+            self.splice.leave(chunk_read.waiting)
+            self.in_flight[self.in_flight.index(chunk_read)] = self.chunk_read(chunk_read.first_key)
             return
         assert isinstance(outcome, Ready)
         going = outcome.left[:slice_rows].tolist()
         for index in going:
-            key, scn = lane.rows[chunk.rows[index].key]
+            key, scn = chunk_read.rows[chunk.rows[index].key]
             self.consumer.apply(key, scn, True)
         if len(going) < len(outcome.left):
-            self.splice.sent(lane.waiting, int(outcome.left[slice_rows]))
+            self.splice.sent(chunk_read.waiting, int(outcome.left[slice_rows]))
             return
-        self.splice.sent(lane.waiting, len(chunk.rows))
-        self.splice.leave(lane.waiting)
-        self.lanes.remove(lane)
+        self.splice.sent(chunk_read.waiting, len(chunk.rows))
+        self.splice.leave(chunk_read.waiting)
+        self.in_flight.remove(chunk_read)
 
     def teardown(self) -> None:
         for _ in range(1000):
@@ -269,17 +279,23 @@ class SpliceMachine(RuleBasedStateMachine):
                 self.stream_a_step()
             elif self.splice is None:
                 self.start_dump(0)
-            elif any(lane.rows is None for lane in self.lanes):
-                self.read(next(lane for lane in self.lanes if lane.rows is None))
-            elif any(lane.chunk is not None for lane in self.lanes):
-                self.arrive(next(lane for lane in self.lanes if lane.chunk is not None))
-            elif self.lanes:
-                self.emit_a_slice(self.lanes[0], CHUNK_KEYS)
+            elif any(chunk_read.rows is None for chunk_read in self.in_flight):
+                self.read(
+                    next(chunk_read for chunk_read in self.in_flight if chunk_read.rows is None)
+                )
+            elif any(chunk_read.chunk is not None for chunk_read in self.in_flight):
+                self.arrive(
+                    next(
+                        chunk_read for chunk_read in self.in_flight if chunk_read.chunk is not None
+                    )
+                )
+            elif self.in_flight:
+                self.emit_a_slice(self.in_flight[0], CHUNK_KEYS)
             elif self.next_key < KEYS:
                 self.begin_chunk()
             else:
                 break
-        assert self.next_key >= KEYS and not self.lanes, "the dump does not come to its end"
+        assert self.next_key >= KEYS and not self.in_flight, "the dump does not come to its end"
         final = self.state_at(frozenset(t.scn for t in self.log))
         got = {key: self.consumer.rows.get(key, (0, False)) for key in range(KEYS)}
         wanted = {key for key, (_, exists) in final.items() if exists}

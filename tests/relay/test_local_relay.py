@@ -113,9 +113,9 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
         assert not resume_state.exists()
         has_room = True
         await eventually(resume_state.exists)
-        kept = fetcher._durability.resume_state
-        assert kept is not None
-        assert read_document(resume_state) == kept.encode().encode()
+        retained = fetcher._durability.resume_state
+        assert retained is not None
+        assert read_document(resume_state) == retained.encode().encode()
 
 
 async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) -> None:

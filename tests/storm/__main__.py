@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-restarts", action="store_true", help="leave the server running")
     parser.add_argument("--spark", action="store_true", help="have Spark merge segments")
     parser.add_argument("--without", default="", help="productions, with commas between them")
-    parser.add_argument("--replay", type=Path, help="run a script that was kept")
+    parser.add_argument("--replay", type=Path, help="run a stored script")
     options = parser.parse_args(arguments)
     faulthandler.enable()  # A signal leaves the stack of each thread.
     logging.basicConfig(level=logging.CRITICAL if not options.replay else logging.WARNING)

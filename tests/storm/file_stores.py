@@ -220,8 +220,8 @@ def is_shorter_ring(found: Any, whole: Any) -> bool:
         return False
     if found["state"] not in (None, whole["state"]):
         return False
-    kept = list(iter_frames(whole["frames"]))
-    before = [view.position for view in kept if view.offset < at]
+    retained = list(iter_frames(whole["frames"]))
+    before = [view.position for view in retained if view.offset < at]
     is_suffix = whole["frames"][at:] == found["frames"]
     return bool(is_suffix and found["prev"] == (before[-1] if before else whole["prev"]))
 

@@ -36,7 +36,7 @@ LASTING = (
     "is a MERGE table",
     "is in the union of the MERGE table",
 )
-"""What keeps a table suspended until it or its rows are altered: docs/types-mariadb.md."""
+"""Why a table stays suspended until it or its rows are altered: docs/types-mariadb.md."""
 UNLOGGED = "sql_log_bin"
 TABLESPACE = "-- tablespace "
 """Not SQL: ``export NAME`` and ``import NAME`` copy the files of a table of the first schema."""
@@ -148,11 +148,11 @@ class MySqlSite(Site):
         for kind, length, _, data in ask("XA RECOVER"):
             id_ = data if isinstance(data, bytes) else data.encode()
             ask(f"XA ROLLBACK X'{id_[:length].hex()}',X'{id_[length:].hex()}',{kind}")
-        kept = _SYSTEM | {MARK}
+        retained = _SYSTEM | {MARK}
         ask("SET foreign_key_checks = 0")
         folder = Path(str(ask("SELECT @@datadir")[0][0]))
         for (name,) in ask("SHOW DATABASES"):
-            if name not in kept:
+            if name not in retained:
                 self._drop_schema(name, folder / name)
         for name in (*CAPTURED, OUTSIDE):
             # MySQL leaves the folder of a schema that has files which it does not know.

@@ -23,7 +23,7 @@ from databus.relay.ring.schema_registry import RegistryReader
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 REMEMBERED = 24
-"""Frames of a table whose words a replica keeps, for a report."""
+"""Frames of a table whose text a replica stores, for a report."""
 
 
 @dataclasses.dataclass

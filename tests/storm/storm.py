@@ -302,7 +302,7 @@ def report_of(failure: Failure, server: str) -> str:
 
 
 def replayed(product: str, folder: Path, steps: list[Step]) -> int:
-    """Run a script that was kept; 1 if it fails still."""
+    """Run a stored script; 1 if it still fails."""
     with Storm(product, folder, folder) as storm:
         found = storm.replay(steps, is_finished=True)
         print(found or "no difference")

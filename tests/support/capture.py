@@ -94,6 +94,11 @@ def suspended(fetcher: Fetcher) -> dict[str, str]:
     return {source: stop["why"] for source, stop in stops.items()}
 
 
+def suspended_in(fetcher: Fetcher) -> dict[str, str]:
+    """The reasons by suspended table, as the fetcher's source has them now."""
+    return {source: one.why for source, one in (fetcher.suspended() or {}).items()}
+
+
 @dataclass
 class RingState:
     """What a consumer holds that has applied a ring from its beginning.

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -30,6 +30,8 @@ from tests.support.processes import Processes
 from tests.support.s3_server import Faults, S3Server
 from tests.support.server_templates import copied_data_folders
 from tests.support.waiting import PATIENCE, eventually_sync
+
+Server = TypeVar("Server", bound=PrivateServer)
 
 _numbers = itertools.count(1)
 _versions: set[str] = set()
@@ -175,22 +177,26 @@ def _data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     shutil.rmtree(folder)
 
 
+def _running(server: Server, product: str) -> Iterator[Server]:
+    with server:
+        _versions.add(f"{product} {server.version}")
+        yield server
+
+
 @pytest.fixture(scope="session")
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
     """A private MariaDB for the whole run."""
     skip_if_unwanted()
-    with MariaDBServer(tmp_path_factory.mktemp("mariadb") / "server") as server:
-        _versions.add(f"MariaDB {server.version}")
-        yield server
+    yield from _running(MariaDBServer(tmp_path_factory.mktemp("mariadb") / "server"), "MariaDB")
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A private PostgreSQL for the whole run."""
     skip_if_unwanted()
-    with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
-        _versions.add(f"PostgreSQL {server.version}")
-        yield server
+    yield from _running(
+        PostgresServer(tmp_path_factory.mktemp("postgres") / "server"), "PostgreSQL"
+    )
 
 
 def _fresh(server: PrivateServer) -> Iterator[FreshDatabase]:
@@ -211,9 +217,7 @@ def mariadb_database(mariadb: MariaDBServer) -> Iterator[FreshDatabase]:
 @pytest.fixture(scope="session")
 def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
     """A private MySQL for the whole run."""
-    with mysql_or_skip(tmp_path_factory) as server:
-        _versions.add(f"MySQL {server.version}")
-        yield server
+    yield from _running(mysql_or_skip(tmp_path_factory), "MySQL")
 
 
 @pytest.fixture

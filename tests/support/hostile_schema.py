@@ -1,6 +1,6 @@
 """A ``public`` schema that a hostile user has filled, found before pg_catalog by every session.
 
-Everything in it reports to the server's log who called it.  It shadows the server's functions,
+Everything in it reports its caller to the server's log.  It shadows the server's functions,
 operators, types and catalogues, and has casts and constraints of types of its own.
 """
 

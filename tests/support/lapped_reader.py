@@ -169,7 +169,9 @@ class LappedReader:
                 for block in blocks if isinstance(blocks, list) else [blocks]:
                     self._take(block)
                 if body.has_ended:
-                    assert not splitter.pending_bytes, "only who was cut off has half a frame"
+                    assert not splitter.pending_bytes, (
+                        "only a reader that was cut off has half a frame"
+                    )
                     return
                 if self.is_done:
                     return

@@ -18,7 +18,8 @@ class MeteredProxy(FaultyProxy):
     """Lets only so many bytes of the target's pass, over all connections together.
 
     Invariants:
-        I4. While it counts, no more than a block lies unread in a connection: who is held up
+        I4. While it counts, no more than a block lies unread in a connection: a connection that is
+        held up
             finds no more of what was granted when it resumes, and a stream takes nothing from
             the answer to a question beside it.
     """

@@ -1,6 +1,6 @@
 """A consumer as a process of its own: ``python -m tests.support.mirror_process SETTINGS``.
 
-It keeps a copy of the source's tables in SQLite, in the same transaction as its checkpoint,
+It maintains a copy of the source's tables in SQLite, in the same transaction as its checkpoint,
 so that it can be killed at any moment, and writes down what must never happen: a row that
 goes back in time outside a replay, a window of which only a part is to be seen, and a checkpoint
 that lies before what is here.

@@ -130,7 +130,7 @@ class RelayProcess:
 
 
 def ring_position(folder: Path) -> Position:
-    """Up to where the ring in ``folder`` is, for who waits: its frames are not looked at."""
+    """Up to where the ring in ``folder`` is, for a caller that waits: its frames are not read."""
     with Ring.open_reader(folder) as reader:
         return reader.snapshot().max
 

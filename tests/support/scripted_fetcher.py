@@ -96,7 +96,7 @@ async def ended(folder: Path, dump_id: str, *states: str) -> dict[str, Any]:
 
 
 def replayed(folder: Path) -> dict[int, str]:
-    """The table as a consumer has it who applied every frame in order."""
+    """The table as a consumer has it that applied every frame in order."""
     rows: dict[int, str] = {}
     for view in frames(folder):
         if view.is_control:

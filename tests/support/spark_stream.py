@@ -1,4 +1,4 @@
-"""A streaming query that keeps a copy of a table: here, or in a process that may be killed.
+"""A streaming query that maintains a copy of a table: here, or in a process that may be killed.
 
 ``python -m tests.support.spark_stream SETTINGS`` runs one for each table that is named, all from
 the same Spark, until it is killed.

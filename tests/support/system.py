@@ -127,7 +127,7 @@ class System:
         return self._processes.start("bootstrap", "-c", config, "--role", "server", name=name)
 
     def start_consumer(self, name: str = "mirror", *, start: str = "bootstrap") -> DatabusProcess:
-        """A consumer that keeps its copy in ``<name>.db``."""
+        """A consumer that stores its copy in ``<name>.db``."""
         settings = {
             "path": str(self.mirror(name)),
             "relays": [self.relay_url],

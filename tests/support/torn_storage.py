@@ -71,8 +71,8 @@ class TornStorage:
         share = self._rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         sectors = []
         for at in range(0, len(now), SECTOR_BYTES):
-            kept = now if self._rng.random() < share else self._safe
-            sectors.append(kept[at : at + SECTOR_BYTES])
+            retained = now if self._rng.random() < share else self._safe
+            sectors.append(retained[at : at + SECTOR_BYTES])
         return b"".join(sectors)
 
     def __exit__(self, *_: object) -> None:

@@ -37,13 +37,13 @@ class Model:
     """Which pairs of operations on different words stay in order without a fence."""
 
     name: str
-    kept: frozenset[tuple[str, str]]
+    retained: frozenset[tuple[str, str]]
 
     def is_kept(self, first: Op, second: Op) -> bool:
         """Whether ``first`` must be carried out before ``second``, which follows it."""
         if "fence" in (first.what, second.what) or first.word == second.word:
             return True
-        return (first.what, second.what) in self.kept
+        return (first.what, second.what) in self.retained
 
 
 ARM = Model("ARM", frozenset())

@@ -21,7 +21,7 @@ CHECKPOINT_VERSION = 1
 class Position(NamedTuple):
     """A point in a stream: it covers everything at or before (scn, seq).
 
-    ``seq`` is the raw index of a frame within its scn; ``SEQ_END`` stands for all of the scn.
+    ``seq`` is the raw index of a frame within its scn; ``SEQ_END`` means all of the scn.
     """
 
     scn: int

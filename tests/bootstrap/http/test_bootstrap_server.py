@@ -55,10 +55,7 @@ async def test_a_new_reader_gets_the_whole_state_and_the_point_to_resume_at(benc
 
 
 async def test_a_reader_that_comes_back_gets_what_changed_since(bench: Bench) -> None:
-    bench.bind()
-    bench.write()
-    bench.seal()
-    since = bench.history.position
+    since = bench.bind_sealed()
     bench.write()
     checkpoint = checkpoints.encode(OnlineCheckpoint("shop", CLOCK, since))
     data = await bench.frames(checkpoint=checkpoint)
@@ -327,9 +324,9 @@ async def test_the_other_endpoints_say_what_is_there(bench: Bench) -> None:
     assert database["state"] == "seeding", "every source is to be compared"
 
 
-@pytest.mark.parametrize("kept", ["nothing", "an older one"])
+@pytest.mark.parametrize("retained", ["nothing", "an older one"])
 async def test_a_lost_manifest_is_reported_and_no_state_is_made_without_it(
-    bench: Bench, kept: str
+    bench: Bench, retained: str
 ) -> None:
     bench.bind()
     bench.seed()
@@ -339,7 +336,7 @@ async def test_a_lost_manifest_is_reported_and_no_state_is_made_without_it(
     bench.write()
     bench.seal()
     newest = bench.store.manifest_path.read_bytes()
-    if kept == "nothing":
+    if retained == "nothing":
         bench.store.manifest_path.unlink()
     else:
         bench.store.manifest_path.write_bytes(older)
@@ -380,11 +377,8 @@ async def test_before_the_writer_has_read_a_relay_no_database_is_called_unknown(
 
 
 async def test_positions_are_those_of_the_requested_sources(bench: Bench) -> None:
-    bench.bind()
-    bench.write()
-    bench.seal()
+    snapshot = bench.bind_sealed()
     bench.rebase()
-    snapshot = bench.history.position
     bench.write()
     end = bench.history.position
     late = {"state": "seeded", "end": end.to_json()}

@@ -17,9 +17,7 @@ def time_of(scn: int) -> str:
 
 
 async def test_a_time_begins_with_the_first_window_that_is_not_earlier(bench: Bench) -> None:
-    bench.bind()
-    bench.write()
-    bench.seal()
+    bench.bind_sealed()
     bench.write()
     end = bench.history.position
     scns = sorted({one.scn for one in frames_between(bench.blocks, START, end)})

@@ -16,10 +16,7 @@ from tests.bootstrap.bench import SCHEMA, Bench, checkpoints_in, rows_in
 
 
 async def test_changes_are_answered_net_or_all_between_positions_and_times(bench: Bench) -> None:
-    bench.bind()
-    bench.write()
-    bench.seal()
-    since = bench.history.position
+    since = bench.bind_sealed()
     bench.write()
     until = bench.history.position
     bench.write()

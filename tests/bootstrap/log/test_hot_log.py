@@ -291,9 +291,9 @@ def test_a_bridged_gap_retains_whole_windows_and_drops_the_one_that_lost_its_end
     state = log.state()
     assert (state.start, state.window, state.last) == (START, Position(5000, 2), Position(5000, 2))
     assert log.note("gaps") == [{"to": 5000}]
-    kept = log.read(START, state.window, 1 << 20)
-    assert kept is not None
-    assert list(iter_frames(kept.data))[-1].position == whole
+    retained = log.read(START, state.window, 1 << 20)
+    assert retained is not None
+    assert list(iter_frames(retained.data))[-1].position == whole
     log.check()
 
 

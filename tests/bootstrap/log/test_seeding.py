@@ -87,7 +87,7 @@ def correct(path: Path) -> None:
 
 
 class Relay:
-    """What a seeder asks of a relay whose stream stands at 9000."""
+    """What a seeder requests of a relay whose stream is at 9000."""
 
     def __init__(self) -> None:
         self.requested: list[list[str]] = []

@@ -276,8 +276,8 @@ async def test_a_second_applier_waits_and_takes_over_when_the_first_is_killed(
 ) -> None:
     bench.segment()
     before = bench.store.read()
-    kept = SimpleNamespace(newSession=spark.newSession, stop=lambda: None)
-    monkeypatch.setattr(applier_module, "start_spark", lambda *_, scratch: kept)
+    retained = SimpleNamespace(newSession=spark.newSession, stop=lambda: None)
+    monkeypatch.setattr(applier_module, "start_spark", lambda *_, scratch: retained)
     code = (
         "import sys, pathlib\n"
         "from databus.bootstrap.runs.manifest import Store\n"
@@ -470,7 +470,7 @@ def test_retention_deletes_old_runs_that_the_base_has(bench: Bench, spark: objec
         bench.segment()
         applier.apply()
     manifest = bench.store.read()
-    assert len(manifest.chain) == 1, "the newest run is always kept"
+    assert len(manifest.chain) == 1, "the newest run is always retained"
     assert manifest.base is not None
     assert run_planner.plan(manifest, ORIGIN, bench.log.state().start)[0].run == manifest.base
     assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
@@ -494,7 +494,7 @@ def test_retention_by_time_drops_runs_that_were_committed_before_it(
     now_us += 10**12
     applier.apply()
     manifest = bench.store.read()
-    assert manifest.chain == chain[-1:], "the newest run is always kept"
+    assert manifest.chain == chain[-1:], "the newest run is always retained"
     assert manifest.base is not None
     assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
 
@@ -515,14 +515,14 @@ def test_changes_times_and_states_are_read_from_runs_that_spark_wrote(
     def read(starts: Starts, upto: Position) -> list[bytes]:
         found = FrameRange(bench.store, bench.log, starts, upto, every_change=False)
         net = NetChanges(found.units, pass_rows=50)
-        kept = [
+        retained = [
             bytes(one.bytes)
             for _, block, mask in net.blocks()
             for one, is_kept in zip(iter_frames(block.data.data), mask, strict=True)
             if is_kept
         ]
         found.close()
-        return sorted(kept)
+        return sorted(retained)
 
     for since in (START, middle, merged):
         frames = frames_between(bench.blocks, since, until)

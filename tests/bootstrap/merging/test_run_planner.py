@@ -147,9 +147,9 @@ def test_retention_drops_nothing_that_the_base_or_its_readers_need() -> None:
     assert run_planner.droppable(dated, run_planner.Retention(scns=behind)) == ()
     assert run_planner.droppable(dated, run_planner.Retention(scns=behind - 1)) == dated.chain[:1]
     old = replace(run_of(0, 20, 5, RunKind.BASE), id="c-old")
-    kept = manifest.without((), 1)
-    kept = replace(kept, retired=(*kept.retired, _retired(old)))
-    assert run_planner.droppable(kept, 0) == chain[:1]
+    retained = manifest.without((), 1)
+    retained = replace(retained, retired=(*retained.retired, _retired(old)))
+    assert run_planner.droppable(retained, 0) == chain[:1]
 
 
 def _retired(run: Run) -> Any:

@@ -313,8 +313,8 @@ def test_the_applier_retains_what_the_configuration_sets(
 
     class Noting(applier.Applier):
         def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
-            kept = self.retention_bytes, self.retention_us, self.retention_scns
-            seen.append((*kept, self.grace_us))
+            retained = self.retention_bytes, self.retention_us, self.retention_scns
+            seen.append((*retained, self.grace_us))
             return []
 
     monkeypatch.setattr(applier, "Applier", Noting)

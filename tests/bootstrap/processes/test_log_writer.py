@@ -68,7 +68,7 @@ async def writing(folder: Path, relay: str, **changes: Any) -> AsyncIterator[tup
 
 
 async def relay_end(relay: LocalRelay, events: int) -> Position:
-    """Where the relay's stream ends, once it has so many events, or more, and stands still."""
+    """Where the relay's stream ends, once it has so many events, or more, and is idle."""
     seen: list[dict[str, int]] = []
     async with aiohttp.ClientSession() as session:
 
@@ -78,7 +78,7 @@ async def relay_end(relay: LocalRelay, events: int) -> Position:
             seen.append(found.get("max") or {"scn": 0, "seq": 0})
             return seen[-1]["scn"] >= events // WINDOW_EVENTS and seen[-3:] == [seen[-1]] * 3
 
-        await eventually(stands_still, 20.0, "the relay stands still", poll_s=0.1)
+        await eventually(stands_still, 20.0, "the relay is idle", poll_s=0.1)
     return Position(**seen[-1])
 
 
@@ -256,7 +256,7 @@ async def test_a_range_that_the_relay_has_lost_is_recorded_and_repaired(
         async with writing(tmp_path, relay.url) as (log, store):
             await eventually(lambda: bool(log.note("gaps")), 20.0)
             await eventually(lambda: seeding_of(log)["gen.events"].get("state") == "seeded", 30.0)
-            # Where the dump itself makes the little ring turn, there is one more.
+            # Where the dump itself overwrites the small ring, there is one more.
             gap = log.note("gaps")[0]
             assert gap["from"] == start.to_json()
             assert gap["to"]["scn"] > 1

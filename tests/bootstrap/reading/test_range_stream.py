@@ -73,7 +73,7 @@ def answer(
     until: Position,
     chosen: StreamFilter | None = None,
 ) -> tuple[list[FrameView], Position]:
-    """The frames, and where the answer says that they end; or LogTooYoung."""
+    """The frames, and where they end by the answer; or LogTooYoung."""
     pieces = list(stream_of(bench, content, since, until, chosen).pieces())
     *_, last = pieces
     assert isinstance(last.checkpoint, OnlineCheckpoint)
@@ -206,9 +206,9 @@ def test_filters_choose_from_a_range_what_they_choose_from_the_model(
         return by_key and one.op in (Op.UPDATE, Op.DELETE)
 
     since = bench.rng.choice(every)
-    kept = compact(frames_between(bench.blocks, since, every[-1]), base=False)
+    retained = compact(frames_between(bench.blocks, since, every[-1]), base=False)
     found, _ = answer(bench, RangeContent.NET, since, every[-1], chosen)
-    assert sorted(raw(found)) == sorted(raw([one for one in kept if is_wanted(one)]))
+    assert sorted(raw(found)) == sorted(raw([one for one in retained if is_wanted(one)]))
     bench.close()
 
 
@@ -229,8 +229,8 @@ def test_commit_times_cut_the_log_where_positions_do(
             found = at_time(bench.store, bench.log, FIRST_US + scn, exact=False)
         except LogTooYoung:
             chain = bench.store.read().chain
-            kept = frames_of(bench.store, chain[0]) if chain else []
-            assert scn < min((one.scn for one in kept), default=every[1].scn)
+            retained = frames_of(bench.store, chain[0]) if chain else []
+            assert scn < min((one.scn for one in retained), default=every[1].scn)
             continue
         expected = frames_between(bench.blocks, Position(scn, SEQ_END), every[-1])
         left, _ = answer(bench, RangeContent.NET, found, every[-1])

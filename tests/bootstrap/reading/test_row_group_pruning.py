@@ -1,4 +1,4 @@
-"""Row groups that a reader cannot want are not read: by position, source, op and key hash."""
+"""Row groups that a reader cannot need are not read: by position, source, op and key hash."""
 
 from __future__ import annotations
 
@@ -269,8 +269,8 @@ class Ranges:
         """The same from START by the model, row by row."""
         frames = model.frames_between(self.blocks, model.START, self.at)
         if content is not RangeContent.ALL:
-            kept = model.compact(frames, base=content is RangeContent.STATE)
-            return [bytes(one.bytes) for one in kept if is_taken(one, chosen)]
+            retained = model.compact(frames, base=content is RangeContent.STATE)
+            return [bytes(one.bytes) for one in retained if is_taken(one, chosen)]
         found: list[bytes] = []
         window: list[bytes] = []
         for one in frames:

@@ -1,4 +1,4 @@
-"""What an applier says of a merge while it lasts: in the terminal, in the status, in metrics."""
+"""What an applier reports of a merge while it lasts: in the terminal, in the status, in metrics."""
 
 from __future__ import annotations
 

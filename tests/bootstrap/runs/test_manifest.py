@@ -123,7 +123,7 @@ def test_runs_that_retired_are_retained_for_their_grace_and_then_deleted(store: 
 
 
 def test_what_was_merged_of_runs_that_have_retired_meanwhile_is_not_named(store: Store) -> None:
-    """The first base retires nothing, and would stand alone before a log that began again."""
+    """The first base retires nothing, and would be alone before a log that restarted."""
     chain = tuple(make_runs(store))
     base = write_run(store, RunKind.BASE, ORIGIN, chain[-1].stop, [])
     store.switch(lambda manifest: manifest.without(chain, 1))

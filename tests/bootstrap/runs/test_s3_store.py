@@ -56,7 +56,7 @@ class OnS3:
         return Store(S3Storage(bucket, prefix))
 
     def write(self, windows: int = 6) -> None:
-        """The relay sends some windows, the writer keeps them."""
+        """The relay sends some windows, the writer stores them."""
         self.blocks.append(self.history.block(windows))
         self.log.append(self.blocks[-1], 1)
 
@@ -384,7 +384,7 @@ def test_a_holder_that_stopped_renewing_is_replaced_and_can_write_nothing_more(
         eventually_sync(taken, 60.0, "the lease runs out")
         with pytest.raises(StoreBusy):
             stuck.switch(lambda m: m.with_changes(add=run, drop=chain, now_us=1))
-        # Even if its clock stood still: the manifest has a later holder's number.
+        # Even if its clock stopped: the manifest has a later holder's number.
         slept_s = 1e9
         with pytest.raises(StoreBusy, match=r"its number is \d+, ours 1"):
             stuck.switch(lambda m: m.with_changes(add=run, drop=chain, now_us=1))

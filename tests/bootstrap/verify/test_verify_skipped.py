@@ -92,7 +92,7 @@ async def test_a_repair_sends_no_deletion_that_the_rules_leave_out(
         await eventually(lambda: fetcher.status.state == "streaming")
         scn = database.commit((3, None))
         await eventually(lambda: fetcher.intake and fetcher.intake.complete.scn >= scn)
-        # Neither the log nor the rules know of these.
+        # Neither the log nor the rules have these.
         database.rows[1] = "changed"
         del database.rows[2]
         verifier = Verifier(FetcherPeer(tmp_path / "shop"), copy)

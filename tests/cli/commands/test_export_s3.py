@@ -202,7 +202,7 @@ def test_a_commit_that_is_refused_changes_nothing_and_one_whose_answer_is_lost_c
     assert exported(system, form, store, "orders") == before
 
     faults.lost_writes.append(COMMITS[form])
-    if form == "delta":  # its library takes it for another's commit; the next export knows better
+    if form == "delta":  # its library takes it for another's commit; the next export finds it
         with pytest.raises(StoreError, match=r"main\.orders: "):
             export(system, form, store, "--source", "*.orders")
     else:

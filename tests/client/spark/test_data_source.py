@@ -217,7 +217,7 @@ class Sink:
 
 
 def run_to_the_end(spark: Any, system: System, sink: Sink, checkpoints: Path) -> None:
-    """A query over what there is now, from where its checkpoint stands."""
+    """A query over what there is now, from its checkpoint."""
     stream = spark.readStream.format("databus").options(
         **options(system, "orders", metadata="true")
     )
@@ -379,7 +379,7 @@ def test_an_export_is_read_by_spark_duckdb_and_pandas_that_have_nothing_of_ours(
     write(system, 20)
     assert export(system, "parquet", tmp_path) == ["whole"] * 4
     folders = {t: tmp_path / "shop" / name_of(system, t) / "current" for t in TABLES}
-    # A session of its own does not know the format `databus`; plain Parquet needs it not.
+    # A session of its own lacks the format `databus`; plain Parquet does not need it.
     plain = spark.newSession()
     for table, key in TABLES.items():
         frame = plain.read.parquet(str(folders[table]))

@@ -16,7 +16,7 @@ from databus.relay.capture.commit_coalescing import (
 def rests(
     coalescing: CommitCoalescing, rate: float, seconds: float, began_s: float, size: int
 ) -> set[float]:
-    """What it says while single windows of ``size`` bytes come at ``rate`` a second."""
+    """What it decides while single windows of ``size`` bytes come at ``rate`` a second."""
     count = int(rate * seconds)
     first = int(began_s * rate)
     return {

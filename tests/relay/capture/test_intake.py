@@ -88,7 +88,7 @@ def test_a_window_that_readers_saw_a_part_of_is_requested_again(intake: Intake) 
     intake.take(Batch(window(11) + first_frames(large, 25), (ITEMS,), 11))
     assert intake.ring.state.max.scn == 12
     assert intake.resume() == 11
-    assert intake.in_window, "the part that was published stands"
+    assert intake.in_window, "the part that was published stays"
     intake.take(Batch(large, (), 12))
     assert intake.complete == Position(12, 30)
 

@@ -98,8 +98,8 @@ def test_the_wait_ends_when_the_stream_shows_that_the_row_is_gone_or_its_next_ch
     assert waits(found).startswith("Set ring_bytes")
     sifted = found.sift(Batch(stream.window(change)))
     assert bool(waits(found)) != ends
-    kept = [view.source_id for view in frame_format.iter_frames(sifted.batch.data)]
-    assert WIDE.source_id not in kept, "it is still suspended"
+    retained = [view.source_id for view in frame_format.iter_frames(sifted.batch.data)]
+    assert WIDE.source_id not in retained, "it is still suspended"
 
 
 def test_another_large_row_of_a_table_that_waits_no_more_makes_it_wait_again() -> None:

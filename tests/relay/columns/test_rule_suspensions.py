@@ -1,4 +1,4 @@
-"""A table that a rule for columns does not fit stops alone, by name, until it is dumped again."""
+"""A table that a rule for columns does not fit is suspended, by name, until it is dumped again."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def suspended(fetcher: Fetcher) -> dict[str, Any]:
 
 
 def names(fetcher: Fetcher, source: str, why: str) -> Callable[[], bool]:
-    """Whether the status names a stopped table, its reason, and what to do."""
+    """Whether the status names a suspended table, its reason, and what to do."""
 
     def announced() -> bool:
         warnings = fetcher.status.source.get("warnings") or []
@@ -347,10 +347,10 @@ async def test_a_suspension_is_stored_before_its_window_continues() -> None:
         Batch(window(2, OTHER, UNFIT, OTHER, FIT), (UNFIT, FIT), 2, resume_state=late),
         Batch(window(3, FIT, OTHER), resolved=3),
     )
-    first, kept, second, third = await all_of(ruled(inner), inner)
+    first, persisted, second, third = await all_of(ruled(inner), inner)
     assert announced_in(first) == [(1, 0, OTHER.source_id)]
-    resume_state = decode_ruled(kept.resume_state.encode() if kept.resume_state else "")
-    assert (kept.persist_first, kept.data, kept.resolved) == (True, b"", 0)
+    resume_state = decode_ruled(persisted.resume_state.encode() if persisted.resume_state else "")
+    assert (persisted.persist_first, persisted.data, persisted.resolved) == (True, b"", 0)
     assert (
         resume_state.text == early.encode() and resume_state.suspended["shop.people"].since_scn == 2
     )
@@ -384,7 +384,7 @@ async def test_a_definition_that_does_not_fit_suspends_its_table_and_is_not_anno
         [Op.SCHEMA_CHANGE, Op.END_OF_WINDOW],
         [Op.SCHEMA_CHANGE, Op.END_OF_WINDOW],
     ]
-    # What consumers do not know yet comes with the frame, so that the table can be dumped.
+    # What consumers do not have yet comes with the frame, so that the table can be dumped.
     assert [schema.source for schema in batches[-1].schemas] == ["shop.people"]
     status = await source.status()
     assert status["stopped_tables"]["shop.people"]["since_scn"] == 2
@@ -415,9 +415,9 @@ async def test_a_table_restarts_between_two_windows_and_that_is_stored_at_once()
     inner.batches.put_nowait(Batch(whole[cut:], resolved=9))
     assert announced_in(await anext(stream)) == [(9, 2, OTHER.source_id)]
     inner.batches.put_nowait(Batch(window(10, FIT), resolved=10))
-    kept = await anext(stream)
-    assert kept.persist_first and not kept.data and kept.resume_state is not None
-    assert not decode_ruled(kept.resume_state.encode()).suspended
+    persisted = await anext(stream)
+    assert persisted.persist_first and not persisted.data and persisted.resume_state is not None
+    assert not decode_ruled(persisted.resume_state.encode()).suspended
     assert announced_in(await anext(stream)) == [(10, 0, FIT.source_id)]
     assert await largest == [7]
     # No dump could read all of it: it has not been whole since it was suspended first.
@@ -425,8 +425,8 @@ async def test_a_table_restarts_between_two_windows_and_that_is_stored_at_once()
     with pytest.raises(UnsupportedChange):
         await source.read_chunk(ChunkRequest("shop.people", 10))
     inner.batches.put_nowait(Batch(window(11, FIT), resolved=11))
-    kept, then = await anext(stream), await anext(stream)
-    assert kept.persist_first and announced_in(then) == []
+    persisted, then = await anext(stream), await anext(stream)
+    assert persisted.persist_first and announced_in(then) == []
     assert (await source.status())["stopped_tables"]["shop.people"]["since_scn"] == 3
     await stream.aclose()
 
@@ -459,7 +459,7 @@ async def test_a_table_is_left_out_only_by_a_source_that_resumes_under_the_same_
             await source.open()
     else:
         await source.open()
-    # One that has stopped is known, whatever the rules.
+    # A suspended one is known, whatever the rules.
     source.restore(
         RuledResumeState(digest, {"shop.people": TableSuspension(9, "why")}).encode(), None, 5
     )
@@ -505,8 +505,10 @@ def test_a_resume_state_of_a_source_without_rules_is_its_own() -> None:
         resume_state.encode()
     )
     assert decode_ruled("anything") == RuledResumeState(text="anything")
-    kept = RuledResumeState("abc", {"a.b": TableSuspension(1, "why")}, SuspensionState())
-    assert decode_ruled(kept.encode()) == replace(kept, inner=None, text=SuspensionState().encode())
+    persisted = RuledResumeState("abc", {"a.b": TableSuspension(1, "why")}, SuspensionState())
+    assert decode_ruled(persisted.encode()) == replace(
+        persisted, inner=None, text=SuspensionState().encode()
+    )
     for damaged in ('{"ruled"', '{"ruled": 1}', '{"ruled": {"by": "", "tables": "x"}}'):
         with pytest.raises(FormatError, match=r"no state of"):
             decode_ruled(damaged)

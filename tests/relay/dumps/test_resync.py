@@ -1,4 +1,5 @@
-"""Tables that are suspended are resynchronised: by the relay itself, or by one who claims them."""
+"""Tables that are suspended are resynchronised: by the relay itself, or by the server that claims
+them."""
 
 from __future__ import annotations
 
@@ -187,7 +188,8 @@ async def test_an_attempt_that_read_no_row_is_repeated_soon(
 async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
     tmp_path: Path, by: str, rows_remain: bool
 ) -> None:
-    """Of a table that keeps its rows the source ends the suspension itself, before it is read.
+    """For a table that still has its rows, the source ends the suspension itself, before it is
+    read.
 
     Of another one the read ends it, and the second one can come before that has been noticed.
     """

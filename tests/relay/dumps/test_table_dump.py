@@ -1,4 +1,4 @@
-"""One table's dump over a scripted source: lanes, sizes, watermark rows that go wrong."""
+"""One table's dump over a scripted source: parallelism, sizes, watermark rows that go wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CONFIG = DatabaseConfig(
 
 
 class MarkingSource(ScriptedSource):
-    """Writes watermarks, and lets the stream show each as often as ``times`` says."""
+    """Writes watermarks, and lets the stream show each ``times`` times."""
 
     times = 1
 
@@ -250,7 +250,7 @@ async def test_the_size_of_chunks_follows_the_time_that_they_may_take(tmp_path: 
         database.chunk_reads.clear()
         await ended(fixed)
         assert {request.limit for request in database.chunk_reads} == {30}
-    assert new_dump({"sources": ["*"]}).chunk_ms > 0, "who names no size gets the time"
+    assert new_dump({"sources": ["*"]}).chunk_ms > 0, "a request without a size gets the time"
 
 
 async def test_chunks_that_take_too_long_become_smaller_down_to_the_least(tmp_path: Path) -> None:

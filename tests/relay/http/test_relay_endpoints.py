@@ -20,7 +20,7 @@ from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.waiting import PATIENCE
 
 SOMETIMES = ("Databus-Ahead", "Databus-Start", "Content-Encoding")
-"""Headers that an answer has only where there is something to say."""
+"""Headers that only some answers have."""
 
 
 async def test_every_route_is_described_and_nothing_else_is(tmp_path: Path) -> None:

@@ -213,15 +213,15 @@ async def test_how_far_a_dumps_reader_is_costs_no_write(
     database: ScriptedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.rows = dict.fromkeys(range(10), "x")
-    kept: list[bytes] = []
+    retained: list[bytes] = []
     write = DumpBook.write
 
     def counted(book: DumpBook, content: bytes) -> None:
         write(book, content)
-        kept.append(content)
+        retained.append(content)
 
     def on_disk() -> dict[str, Any]:
-        dump: dict[str, Any] = json.loads(kept[-1])["dumps"][0]
+        dump: dict[str, Any] = json.loads(retained[-1])["dumps"][0]
         return dump
 
     monkeypatch.setattr(DumpBook, "write", counted)
@@ -232,11 +232,11 @@ async def test_how_far_a_dumps_reader_is_costs_no_write(
         # A dump that waits for a reader is recognised after a crash.
         await ask(tmp_path, "PATCH", path, {"reader": {"scn": 1, "seq": 0}})
         assert on_disk()["reader"] == {"scn": 1, "seq": 0}
-        count = len(kept)
+        count = len(retained)
         for scn in range(2, 12):
             _, dump = await ask(tmp_path, "PATCH", path, {"reader": {"scn": scn, "seq": 0}})
             assert dump["reader"] == {"scn": scn, "seq": 0}
-        assert len(kept) == count
+        assert len(retained) == count
         await ask(tmp_path, "PATCH", path, {"chunk_rows": 5})
         assert (on_disk()["reader"], on_disk()["chunk_rows"]) == ({"scn": 11, "seq": 0}, 5)
         await ask(tmp_path, "PATCH", path, {"reader": None})

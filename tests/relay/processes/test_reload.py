@@ -174,7 +174,7 @@ async def test_databases_come_change_and_go_and_the_readers_of_others_do_not_not
         await eventually(
             lambda: again.positions and again.positions[-1] > two.positions[-1], WAIT_S
         )
-        assert again.positions[: len(two.positions)] == two.positions, "its ring was kept"
+        assert again.positions[: len(two.positions)] == two.positions, "its ring is the same"
 
         seen = len(one.positions)
         await eventually(lambda: len(one.positions) > seen, WAIT_S)
@@ -220,16 +220,18 @@ async def test_a_ring_that_is_resized_retains_what_fits_and_its_readers(tmp_path
         after, facts = await ring()
         assert facts["capacity_bytes"] == 64 << 20
         assert after >= before, "what was evicted has not come back"
-        kept = Reader(session, "one")
+        retained = Reader(session, "one")
         await eventually(
-            lambda: kept.positions and kept.positions[-1] >= reader.positions[0], WAIT_S
+            lambda: retained.positions and retained.positions[-1] >= reader.positions[0], WAIT_S
         )
         await resize("32MiB")
         assert (await ring())[0] == after, "all of it fits"
-        await end(reader, kept)
-    assert reader.error == kept.error == ""
+        await end(reader, retained)
+    assert reader.error == retained.error == ""
     every = set(reader.positions)
-    assert {position for position in kept.positions if position <= reader.positions[-1]} <= every
+    assert {
+        position for position in retained.positions if position <= reader.positions[-1]
+    } <= every
     assert reader.positions == sorted(every)
     # Scns of the generator have no gaps, and each of its windows one event and an end.
     assert {p.scn for p in every} == set(range(1, reader.positions[-1].scn + 1))

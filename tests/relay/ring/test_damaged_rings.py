@@ -56,7 +56,7 @@ def damage(live: LiveRelay, scn: int) -> tuple[str, int]:
 
 
 async def answer_of(http: aiohttp.ClientSession, url: str, spans: bool) -> tuple[list[int], str]:
-    """(the scn that were received, what the error at the end says)."""
+    """(the scn that were received, the message of the error at the end)."""
     accept = f"{FRAMES_TYPE};spans=1" if spans else FRAMES_TYPE
     scns: list[int] = []
     async with http.get(url, headers={"Accept": accept}) as answer:

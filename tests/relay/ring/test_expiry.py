@@ -40,28 +40,28 @@ def served(reader: RingReader) -> list[int]:
 
 @pytest.mark.parametrize("origin_us", [BASE_US, 0, -BASE_US, 2**61])
 @pytest.mark.parametrize(
-    ("before_us", "kept"),
+    ("before_us", "retained"),
     [(-1, [1, 2, 3]), (0, [1, 2, 3]), (1, [2, 3]), (10, [2, 3]), (11, [3]), (20, [3]), (21, [])],
 )
 def test_a_window_goes_one_microsecond_after_its_time_and_not_before(
-    tmp_path: Path, before_us: int, kept: list[int], origin_us: int
+    tmp_path: Path, before_us: int, retained: list[int], origin_us: int
 ) -> None:
     with Ring.create(tmp_path, 1 << 16) as writer, Ring.open_reader(tmp_path) as reader:
         for at in range(3):
             writer.append(window(at + 1, origin_us + 10 * at))
-        assert writer.expire(origin_us + before_us) == (len(kept) < 3)
+        assert writer.expire(origin_us + before_us) == (len(retained) < 3)
         state = reader.snapshot()
-        assert served(reader) == kept
-        gone = 3 - len(kept)
+        assert served(reader) == retained
+        gone = 3 - len(retained)
         assert state.prev == (Position(gone, 2) if gone else ORIGIN)
-        assert state.windows - state.evicted_windows == len(kept)
-        assert state.frames - state.evicted_frames == 3 * len(kept)
+        assert state.windows - state.evicted_windows == len(retained)
+        assert state.frames - state.evicted_frames == 3 * len(retained)
         assert reader.find(state.prev) == state.head
         if gone:
             with pytest.raises(ScnTooOld):
                 reader.find(Position(gone, 1))
         writer.append(window(9, origin_us + 90))
-        assert served(reader) == [*kept, 9]
+        assert served(reader) == [*retained, 9]
     assert check(tmp_path) == []
 
 

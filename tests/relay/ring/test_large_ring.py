@@ -87,11 +87,11 @@ def test_a_ring_made_smaller_retains_the_windows_that_fit_to_the_byte(
             writer.append(make_window(scn, [300]))
         held = writer.state
     with Ring.open_writer(tmp_path, size) as writer:
-        kept = writer.state.windows - writer.state.evicted_windows
+        retained = writer.state.windows - writer.state.evicted_windows
         assert writer.state.max == held.max
-        assert kept <= count
-        assert kept >= min(count - 1, held.windows), "at most one more than needed has gone"
+        assert retained <= count
+        assert retained >= min(count - 1, held.windows), "at most one more than needed has gone"
         if held.windows <= count:
-            assert kept == held.windows
+            assert retained == held.windows
             assert writer.state.prev == held.prev
     assert check(tmp_path) == []

@@ -263,12 +263,12 @@ def test_every_geometry_leaves_the_bytes_intact(
         stream = b"".join(windows)
         for at in range(0, len(windows), per_block):
             writer.append(b"".join(windows[at : at + per_block]))
-            kept = read_from(reader, reader.snapshot().prev, max_bytes=700)
+            retained = read_from(reader, reader.snapshot().prev, max_bytes=700)
             done = b"".join(windows[: at + per_block])
-            assert done.endswith(kept)
+            assert done.endswith(retained)
             largest = max(map(len, windows)) + ring_bytes // 4
-            assert len(kept) >= min(len(done), ring_bytes - ring_bytes // 8 - largest)
-        assert stream.endswith(kept)
+            assert len(retained) >= min(len(done), ring_bytes - ring_bytes // 8 - largest)
+        assert stream.endswith(retained)
     assert check(tmp_path) == []
 
 

@@ -59,7 +59,7 @@ def words(folder: Path) -> tuple[list[int], int]:
 
 
 def walk_all(folder: Path) -> bytes:
-    """Everything, by each reader of the ring in turn; the bytes that were copied."""
+    """Everything, by one reader of the ring after the other; the bytes that were copied."""
     with Ring.open_reader(folder) as ring:
         state = ring.snapshot()
         copied = read_from(ring, state.prev)
@@ -70,7 +70,7 @@ def walk_all(folder: Path) -> bytes:
                 found = walk(ring, at)
                 part = found[0] if isinstance(found, tuple) else found
                 if part is None:
-                    # Little is left, or the walk has met something else: a copy says what.
+                    # Little is left, or the walk has met something else: a copy shows what.
                     block, after = ring.read(at, 1 << 16)
                     if not block:
                         break

@@ -167,9 +167,9 @@ def test_a_resized_ring_retains_the_newest_windows_that_fit(tmp_path: Path, new_
             assert writer.state.max == before.max
             with pytest.raises(ReaderOvertaken):
                 reader.read(ring_position, 100)
-            kept = read_from(reader, writer.state.prev)
-            assert held.endswith(kept)
-            assert kept == held if new_bytes > RING_BYTES else len(kept) > new_bytes // 4
+            retained = read_from(reader, writer.state.prev)
+            assert held.endswith(retained)
+            assert retained == held if new_bytes > RING_BYTES else len(retained) > new_bytes // 4
     assert check(tmp_path) == []
 
 

@@ -123,9 +123,9 @@ def test_a_line_that_a_power_loss_tore_is_announced_again(tmp_path: Path, seed: 
     registry.add([version(20)])
     registry.close()
     end_path(path).write_bytes(end)  # it is written after the sync that the power loss prevents
-    now, kept = path.read_bytes(), path.stat().st_size - rng.choice((0, 1, 300, 1000))
-    torn = bytearray(now[:kept])
-    for at in range(len(synced) // sector * sector, kept, sector):
+    now, retained = path.read_bytes(), path.stat().st_size - rng.choice((0, 1, 300, 1000))
+    torn = bytearray(now[:retained])
+    for at in range(len(synced) // sector * sector, retained, sector):
         if rng.random() < 0.5:
             old = synced[at : at + sector].ljust(sector, b"\0")
             torn[at : at + sector] = old[: len(torn[at : at + sector])]

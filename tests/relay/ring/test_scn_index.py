@@ -83,13 +83,13 @@ def test_a_lookup_gives_what_bisect_gives(
         position = Position(2**32 - 50, 0)
         for number, gap in enumerate(gaps):
             for at, frames, truncate in cuts:
-                kept = (ring.tail - ring.head) // FRAME_BYTES
-                if at != number or not kept:
+                retained = (ring.tail - ring.head) // FRAME_BYTES
+                if at != number or not retained:
                     continue
                 if truncate:
-                    ring.truncate(ring.tail - min(frames, kept) * FRAME_BYTES)
+                    ring.truncate(ring.tail - min(frames, retained) * FRAME_BYTES)
                 else:
-                    ring.evict(ring.head + min(frames, kept) * FRAME_BYTES)
+                    ring.evict(ring.head + min(frames, retained) * FRAME_BYTES)
             position = (
                 Position(position.scn + gap, 0) if gap else Position(position.scn, position.seq + 1)
             )

@@ -130,8 +130,10 @@ def test_sources_without_the_column_are_left_out_truncates_and_all() -> None:
     builder = WindowBuilder(1, 1)
     for schema in (ORDERS, PEOPLE):
         builder.event(Op.TRUNCATE, schema.source_id, schema.fingerprint, b"")
-    kept = [f.source_id for f in iter_frames(bytes(cursor_of(matcher).take(builder.end()).data))]
-    assert kept == [PEOPLE.source_id, 0]
+    retained = [
+        f.source_id for f in iter_frames(bytes(cursor_of(matcher).take(builder.end()).data))
+    ]
+    assert retained == [PEOPLE.source_id, 0]
 
 
 def test_a_column_of_a_newer_version_is_null_in_the_older_ones() -> None:
@@ -199,9 +201,9 @@ def test_readers_with_other_cuts_share_the_matches_of_the_ring() -> None:
         parts += bytes(cursor.take(block[start:stop], base + start).data)
     assert parts == whole
     assert matcher.decided_count == decided
-    kept = [f for f in iter_frames(whole) if f.op == Op.INSERT]
-    assert [ORDERS.decode_key(f.key)["id"] % 3 for f in kept] == [0] * len(kept)
-    assert len(kept) == sum((scn + n) % 3 == 0 for scn in range(1, 300) for n in range(5))
+    retained = [f for f in iter_frames(whole) if f.op == Op.INSERT]
+    assert [ORDERS.decode_key(f.key)["id"] % 3 for f in retained] == [0] * len(retained)
+    assert len(retained) == sum((scn + n) % 3 == 0 for scn in range(1, 300) for n in range(5))
 
 
 def test_a_match_is_only_computed_for_what_the_other_filters_take() -> None:

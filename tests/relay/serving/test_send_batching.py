@@ -1,4 +1,4 @@
-"""Batches that end by time or by size, for readers who ask for them."""
+"""Batches that end by time or by size, for readers that request them."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ LOOKED_UP, FOUND = "looked up", "found"
 each_moment = pytest.mark.parametrize("moment", [LOOKED_UP, FOUND])
 
 
-class Turning:
+class OverwrittenRing:
     """A small ring that is overwritten, as often as the test sets, behind a moment of a start."""
 
     def __init__(
@@ -139,8 +139,8 @@ class Turning:
         self.live = LiveRelay(folder, ring_bytes=64 << 10)
         self.scn = 0
         self.left = times
-        self.turn()
-        self.turn()
+        self.overwrite()
+        self.overwrite()
         look_up, find = stream_sender.start_position, RingReader.find
 
         def look_up_slowly(
@@ -164,9 +164,9 @@ class Turning:
         """Turn over, unless that has been done as often as it was to be."""
         if self.left:
             self.left -= 1
-            self.turn()
+            self.overwrite()
 
-    def turn(self) -> None:
+    def overwrite(self) -> None:
         """Evict all that is there."""
         newest = self.live.writer.last
         while self.live.writer.state.prev <= newest:
@@ -185,35 +185,35 @@ async def test_the_oldest_that_is_evicted_while_it_is_looked_up_is_looked_up_aga
     moment: str,
     query: dict[str, str],
 ) -> None:
-    turning = Turning(tmp_path, monkeypatch, times, moment)
-    async with turning.live.served():
-        url = f"{turning.live.url}/v1/shop/stream"
+    overwritten = OverwrittenRing(tmp_path, monkeypatch, times, moment)
+    async with overwritten.live.served():
+        url = f"{overwritten.live.url}/v1/shop/stream"
         found = ops_and_positions(await frames(http, url, start="oldest", **query))
-    state = turning.live.writer.state
-    assert turning.left == 0
+    state = overwritten.live.writer.state
+    assert overwritten.left == 0
     assert found == [
-        position for scn in range(state.min.scn, turning.scn + 1)
+        position for scn in range(state.min.scn, overwritten.scn + 1)
         for position in ((INSERT, scn, 0), (END, scn, 1))
     ]  # fmt: skip
-    turning.live.close()
+    overwritten.live.close()
 
 
 @each_moment
 async def test_a_ring_that_is_overwritten_faster_than_it_can_be_read_is_reported(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    turning = Turning(tmp_path, monkeypatch, 1000, moment)
-    async with turning.live.served():
-        url = f"{turning.live.url}/v1/shop/stream"
+    overwritten = OverwrittenRing(tmp_path, monkeypatch, 1000, moment)
+    async with overwritten.live.served():
+        url = f"{overwritten.live.url}/v1/shop/stream"
         status, document = await problem(http, "GET", url, start="oldest")
         assert (status, document["code"]) == (503, "source_unavailable")
         assert f"enlarge ring_bytes={64 << 10}" in document["detail"]
-        assert 1000 - turning.left == stream_sender.OLDEST_ATTEMPTS
-        # Who has read before is not put further on: that would be a gap.
-        prev = turning.live.writer.state.prev
+        assert 1000 - overwritten.left == stream_sender.OLDEST_ATTEMPTS
+        # A reader that has read before is not moved on: that would be a gap.
+        prev = overwritten.live.writer.state.prev
         status, document = await problem(http, "GET", url, scn=f"{prev.scn}:{prev.seq}")
         assert (status, document["code"]) == (410, TOO_OLD)
-    turning.live.close()
+    overwritten.live.close()
 
 
 @pytest.mark.parametrize("rows", [0, 60])

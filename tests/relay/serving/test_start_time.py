@@ -27,7 +27,7 @@ def timed_window(scn: int, commit_us: int, sizes: list[int]) -> bytes:
 
 def test_any_time_leads_to_the_first_window_that_is_not_earlier(tmp_path: Path) -> None:
     rng, commit_us = random.Random(5), 1000
-    kept: list[tuple[int, Position, Position]] = []  # commit time, before the window, its end
+    retained: list[tuple[int, Position, Position]] = []  # commit time, before the window, its end
     last = ORIGIN
     with Ring.create(tmp_path, 32768) as writer, Ring.open_reader(tmp_path) as reader:
         for scn in range(1, 900):
@@ -35,7 +35,7 @@ def test_any_time_leads_to_the_first_window_that_is_not_earlier(tmp_path: Path) 
             block = timed_window(scn, commit_us, [rng.choice((0, 50, 900))] * rng.randint(1, 4))
             writer.append(block)
             end = list(iter_frames(block))[-1].position
-            kept.append((commit_us, last, end))
+            retained.append((commit_us, last, end))
             last = end
             if scn % 40:
                 continue
@@ -47,7 +47,7 @@ def test_any_time_leads_to_the_first_window_that_is_not_earlier(tmp_path: Path) 
                     assert caught.value.details["prev"] == state.prev.to_json()
                     assert caught.value.details["min_commit_us"] == state.min_commit_us
                     continue
-                later = [before for time_us, before, _ in kept if time_us >= wanted_us]
+                later = [before for time_us, before, _ in retained if time_us >= wanted_us]
                 assert reader.before_time(wanted_us) == (later[0] if later else state.max)
         assert reader.snapshot().prev != ORIGIN
 
@@ -98,7 +98,7 @@ async def test_a_reader_starts_at_a_commit_time_or_gets_the_range(tmp_path: Path
         for start_time, scns, start in (
             ("1970-01-01T00:00:06Z", [6, 6, 8, 8], "4:1"),
             ("6000001", [8, 8], "6:1"),
-            ("1970-01-01T00:01:00Z", [8], "8:1"),  # a heartbeat: the newest is where it stands
+            ("1970-01-01T00:01:00Z", [8], "8:1"),  # a heartbeat: the newest is its position
         ):
             async with http.get(url, params={"start_time": start_time}) as answer:
                 assert [f.scn for f in iter_frames(await answer.read())] == scns, start_time

@@ -1,4 +1,4 @@
-"""Fixtures of SQLite as a source: a file, who writes into it, and the source of it."""
+"""Fixtures of SQLite as a source: a file, its writer, and its source."""
 
 from __future__ import annotations
 

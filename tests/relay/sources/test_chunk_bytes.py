@@ -72,7 +72,7 @@ def test_an_sqlite_chunk_that_failed_leaves_no_snapshot_behind(tmp_path: Path) -
         with pytest.raises(UnsupportedChange, match="not UTF-8") as _kept:
             reader.read(ChunkRequest("main.odd", 10))
         db.execute("UPDATE odd SET v = 'b' WHERE id = 2")
-        # A reader that holds a snapshot keeps the log from being emptied: "busy" is 1.
+        # A reader that holds a snapshot prevents the log from being emptied: "busy" is 1.
         assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         assert len(reader.read(ChunkRequest("main.odd", 10)).rows) == 3
         reader.close()

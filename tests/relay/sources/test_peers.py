@@ -34,7 +34,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Peer:
-    """A server that follows a script with each connection, and keeps what came in clear."""
+    """A server that follows a script with each connection, and records what came in clear."""
 
     def __init__(self, port: int) -> None:
         self.port = port

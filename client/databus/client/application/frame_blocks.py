@@ -91,7 +91,7 @@ class Block:
         self.has_control = bool((kinds < 0).any())
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
         self._window_ends: list[int] = ends.tolist()
-        # Where the rows begin that stand before each of them, without a control frame between.
+        # Where the rows begin that come before each of them, without a control frame between.
         controls = np.flatnonzero(kinds < 0)
         before = np.searchsorted(controls, ends)
         self._window_rows: list[int] = np.concatenate(([0], controls + 1))[before].tolist()

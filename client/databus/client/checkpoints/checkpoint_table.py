@@ -68,7 +68,7 @@ class CheckpointTable:
     Invariants:
         I1. A row belongs to one owner, the last one that claimed it.  No other changes it, but
             for ``set``, after which it belongs to none.
-        I2. Each change of the checkpoint adds 1 to the revision, and is made only by who knows the
+        I2. Each change of the checkpoint adds 1 to the revision, and is made only with the
             revision before it.  So a transaction that is applied again is refused, and one whose
             COMMIT was made although it was reported as failed is noticed.
 

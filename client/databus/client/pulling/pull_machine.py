@@ -153,7 +153,7 @@ _OUTCOMES: tuple[tuple[type[DatabusError], PullOutcome], ...] = (
 
 
 def outcome_of(error: DatabusError) -> PullOutcome:
-    """The outcome that an error stands for."""
+    """The outcome that an error means."""
     for cls, outcome in _OUTCOMES:
         if isinstance(error, cls):
             return outcome

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-
-import numpy as np
 
 from databus.common.envelopes.row_change import RowChange
 from databus.common.envelopes.row_types import PRODUCTS, Product
@@ -15,8 +12,7 @@ from databus.common.frame.frame_format import (
     Buffer,
     FrameView,
     Op,
-    scan,
-    trusted_frame,
+    with_txids,
 )
 from databus.common.schema.source_schema import SourceSchema
 
@@ -42,20 +38,13 @@ class FrameChanges:
 
     def read(self, block: Buffer) -> Iterator[tuple[FrameView, RowChange | None]]:
         """Each frame of an undamaged block; a control frame has no change."""
-        columns = scan(block, verify=False)
-        view = memoryview(block)
-        offsets = columns.offset.tolist()
-        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW).tolist()
-        txids = [bytes(trusted_frame(view, offsets[end]).key).decode() for end in ends]
-        for index, offset in enumerate(offsets):
-            frame = trusted_frame(view, offset)
+        for frame, txid in with_txids(block, verify=False):
             if frame.is_control:
                 if frame.op == Op.END_OF_WINDOW:
                     self._orders.clear()
                 yield frame, None
             else:
-                window = bisect_left(ends, index)
-                yield frame, self._change(frame, txids[window] if window < len(ends) else None)
+                yield frame, self._change(frame, txid)
 
     def _change(self, frame: FrameView, txid: str | None) -> RowChange:
         schema = self._schema_of(frame.schema_fp)

@@ -9,6 +9,7 @@ Reading is total: any bytes give frames or a ``FormatError`` with the offset and
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -318,6 +319,22 @@ def scan(buf: Buffer | npt.NDArray[np.uint8], *, verify: bool = True) -> FrameCo
     if verify:
         _verify(raw, columns)
     return columns
+
+
+def with_txids(buf: Buffer, *, verify: bool = True) -> Iterator[tuple[FrameView, str | None]]:
+    """Each whole frame with the transaction id of its window, from the window's end.
+
+    The id is None for a control frame, and for an event whose window ends in another block.
+    """
+    columns = scan(buf, verify=verify)
+    view = memoryview(buf)
+    offsets = columns.offset.tolist()
+    ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW).tolist()
+    txids = [bytes(trusted_frame(view, offsets[end]).key).decode() for end in ends]
+    for index, offset in enumerate(offsets):
+        frame = trusted_frame(view, offset)
+        window = len(ends) if frame.is_control else bisect_left(ends, index)
+        yield frame, txids[window] if window < len(ends) else None
 
 
 def _check_cut(raw: npt.NDArray[np.uint8], stop: int) -> None:

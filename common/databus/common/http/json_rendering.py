@@ -9,11 +9,8 @@ partial frame does not hold are left out of ``after``.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
 
 from databus.common.frame.frame_format import (
     CONTROL_NAMES,
@@ -21,8 +18,7 @@ from databus.common.frame.frame_format import (
     Buffer,
     FrameView,
     Op,
-    scan,
-    trusted_frame,
+    with_txids,
 )
 from databus.common.schema.column_values import to_json_record
 from databus.common.schema.source_schema import Column, SourceSchema
@@ -63,18 +59,8 @@ class Renderer:
 
         Pass ``verify`` for bytes that are not checked yet.
         """
-        columns = scan(block, verify=verify)
-        view = memoryview(block)
-        offsets = columns.offset.tolist()
-        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW).tolist()
-        txids = [bytes(trusted_frame(view, offsets[end]).key).decode() for end in ends]
-        for index, offset in enumerate(offsets):
-            frame = trusted_frame(view, offset)
-            if frame.is_control:
-                yield frame, self.control(frame)
-            else:
-                window = bisect_left(ends, index)
-                yield frame, self.event(frame, txids[window] if window < len(ends) else None)
+        for frame, txid in with_txids(block, verify=verify):
+            yield frame, self.control(frame) if frame.is_control else self.event(frame, txid)
 
     def event(self, frame: FrameView, txid: str | None) -> dict[str, Any]:
         """The object of a row change."""

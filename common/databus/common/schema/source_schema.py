@@ -272,7 +272,7 @@ class RecordCodec:
     gives the same bytes.
 
     Invariants:
-        I1. ``avro`` is a valid Avro record whose fields stand in column order; a column whose
+        I1. ``avro`` is a valid Avro record whose fields are in column order; a column whose
             name Avro does not allow has another field name, in Avro only.
     """
 

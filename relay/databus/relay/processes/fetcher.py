@@ -289,7 +289,7 @@ class Fetcher:
                 raise ConfigError(
                     f"{config.name}: its ring was made in block mode for a child of another relay, "
                     f"and would stop reading {config.url} until a consumer releases, while the "
-                    f"database keeps its log; move {self.folder.path} away for a new ring"
+                    f"database retains its log; move {self.folder.path} away for a new ring"
                 )
             if self._registry is None:
                 self._registry = Registry(self.folder.registry, self.tables.columns_returned)

@@ -46,7 +46,7 @@ async def test_a_text_that_is_none_fails_a_chunk_with_its_column_and_is_not_trie
     writer.execute("INSERT INTO item (id, name, photo) VALUES (1, CAST(x'61ff' AS TEXT), x'01')")
     with pytest.raises(UnsupportedChange, match="column 'name'") as caught:
         await source.read_chunk(ChunkRequest("main.item", limit=10))
-    # Who hides the column by a rule must not meet its values in an error.
+    # The values of a column that a rule hides must not be in an error.
     assert caught.value.details == {"source": "main.item", "column": "name"}
     assert "61" not in caught.value.message and "a\\" not in caught.value.message
 

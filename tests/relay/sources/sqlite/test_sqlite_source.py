@@ -151,8 +151,10 @@ async def test_a_suspension_in_a_large_window_is_found_at_the_same_position_afte
     end = await source.first_scn()
     batches = await batches_until(source, 0, end)
     first = b"".join(batch.data for batch in batches)
-    keeps = [at for at, batch in enumerate(batches) if batch.persist_first]
-    assert len(keeps) == 1 and keeps[0] < len(batches) - 1, "the stop is kept before the end"
+    persisted = [at for at, batch in enumerate(batches) if batch.persist_first]
+    assert len(persisted) == 1 and persisted[0] < len(batches) - 1, (
+        "the suspension is stored before the end"
+    )
     assert len(frame_format.scan(first)) == 3001 + 1500 + 1
     resume_state = batches[-1].resume_state
     assert resume_state is not None and '"main.line": [6002,' in resume_state.encode()
@@ -201,8 +203,8 @@ async def test_a_rebuilt_table_is_suspended_alone_because_its_triggers_were_gone
     found = [await anext(stream)]
     while found[-1].resolved < 4:
         found.append(await anext(stream))
-    keeps = [batch.resume_state for batch in found if batch.persist_first]
-    assert keeps[0] is not None and '"main.line": [3,' in keeps[0].encode()
+    persisted = [batch.resume_state for batch in found if batch.persist_first]
+    assert persisted[0] is not None and '"main.line": [3,' in persisted[0].encode()
     writer.execute("INSERT INTO line VALUES (3, 'c', 3)")
     writer.execute("INSERT INTO item (id) VALUES (3)")
     end = await source.first_scn()

@@ -90,10 +90,10 @@ def test_only_columns_that_sqlite_stores_as_text_are_logged_without_a_case_for_n
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"CREATE TABLE t ({', '.join(f'c{i} {d}' for i, d in enumerate(DECLARED))})")
         db.execute(f"INSERT INTO t VALUES ({', '.join(['1.5'] * len(DECLARED))})")
-        kept = db.execute(
+        retained = db.execute(
             f"SELECT {', '.join(f'typeof(c{i})' for i in range(len(DECLARED)))} FROM t"
         )
-        is_text = [kind == "text" for kind in kept.fetchone()]
+        is_text = [kind == "text" for kind in retained.fetchone()]
     assert [log.has_text_affinity(declared) for declared in DECLARED] == is_text
 
 
@@ -167,7 +167,7 @@ def test_names_that_tables_have_exchanged_take_their_triggers_along(database: Da
 def test_names_that_differ_in_case_are_one_name(database: Database) -> None:
     db = database("shop.db", "CREATE TABLE b (id INTEGER PRIMARY KEY)")
     bring_in_step(db)
-    db.execute("ALTER TABLE b RENAME TO a")  # It keeps databus_c_b.
+    db.execute("ALTER TABLE b RENAME TO a")  # It still has databus_c_b.
     db.execute("CREATE TABLE B (id INTEGER PRIMARY KEY)")
     bring_in_step(db)
     with contextlib.closing(sqlite3.connect(path_of(db))) as application:
@@ -251,13 +251,13 @@ def test_a_table_that_was_rebuilt_with_its_older_triggers_is_suspended(database:
     db = with_older_triggers(database)
     db.execute("INSERT INTO t VALUES (1, 'x')")
     last = log.last_id(db)
-    kept = list(created(db).values())
+    retained = list(created(db).values())
     for statement in (
         "CREATE TABLE u (id INTEGER PRIMARY KEY, c TEXT)",
         "INSERT INTO u VALUES (2, 'other')",
         "DROP TABLE t",
         "ALTER TABLE u RENAME TO t",
-        *kept,
+        *retained,
     ):
         db.execute(statement)
     tables = bring_in_step(db, position=last)

@@ -24,7 +24,7 @@ OTHERS = "others"
 MAX_CLIENTS = 100
 """The most names that each worker counts for a database."""
 IDLE_S = 3600.0
-"""How long a name keeps its row after its last answer, if other names need one."""
+"""How long a name has its row after its last answer, if other names need one."""
 COUNTED = ("requests", "too_old", "overtaken", "bytes", "events", "readers")
 _COLUMNS = (*COUNTED, "scn", "commit_us", "seen_us")
 _KIND = "clients"

@@ -89,7 +89,7 @@ def _server(settings: PostgresSettings, facts: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 STANDBY,
-                "the server is a standby; slots are kept on the primary",
+                "the server is a standby; slots are on the primary",
                 "put the primary's address into the url, or all of them: host:port,host:port",
             )
         )

@@ -29,7 +29,7 @@ SETTINGS = cast(MySqlSettings, SimpleNamespace(name="shop", host="db", port=3306
 
 
 def server_with(executed: str, owned: str) -> MySqlConnection:
-    """A connection to a server that says this of its GTIDs."""
+    """A connection to a server that reports this of its GTIDs."""
     said = {"gtid_executed": f"{SERVER}:{executed}", "gtid_owned": owned, "gtid_purged": ""}
 
     def row(sql: str) -> tuple[Any, ...]:
@@ -87,9 +87,9 @@ def test_a_beginning_has_only_the_tagged_gtids_of_the_followed_servers() -> None
     server = server_with(f"1-5:a:1:b:2-3:5,{other}:1:a:7", "")
     resume_state = UuidNumbering((SERVER,)).beginning(server)
     assert (resume_state.scn, resume_state.missed) == (5, "")
-    kept = {f"{SERVER}:a": ((1, 1),), f"{SERVER}:b": ((2, 3), (5, 5))}
-    assert parse_gtid_set(resume_state.tagged) == kept
-    assert parse_gtid_set(as_text(kept)) == kept
+    retained = {f"{SERVER}:a": ((1, 1),), f"{SERVER}:b": ((2, 3), (5, 5))}
+    assert parse_gtid_set(resume_state.tagged) == retained
+    assert parse_gtid_set(as_text(retained)) == retained
     assert decode_resume_state(resume_state.encode()) == resume_state
 
 

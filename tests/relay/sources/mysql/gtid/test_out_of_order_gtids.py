@@ -159,7 +159,7 @@ def test_a_gtid_without_a_tag_that_is_cut_off_is_a_format_error_too() -> None:
 
 
 def test_what_is_owned_under_a_tag_is_no_number_of_the_clock() -> None:
-    # Of a MySQL 9.7.4, as it stands there: nothing parts one set from the next.
+    # Of a MySQL 9.7.4, as it is there: nothing separates one set from the next.
     text = f"{OLD}:70#15:60#14{OLD}:other:9#17{OLD}:tag:51#16:50#13{NEW}:8#4"
     assert parse_owned(text) == {OLD: ((60, 60), (70, 70)), NEW: ((8, 8),)}
     assert parse_owned(f"{OLD}:tag:51#16") == {}

@@ -303,7 +303,7 @@ def test_what_the_account_cannot_see_may_reach_every_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "keeps"),
+    ("old", "new", "retains"),
     [
         ("int", "int", True),
         ("int", "bigint", True),
@@ -322,8 +322,8 @@ def test_what_the_account_cannot_see_may_reach_every_table() -> None:
         ("timestamp", "datetime", False),
     ],
 )
-def test_a_wider_type_retains_values(old: str, new: str, keeps: bool) -> None:
-    assert is_widening(old, new) is keeps
+def test_a_wider_type_retains_values(old: str, new: str, retains: bool) -> None:
+    assert is_widening(old, new) is retains
 
 
 def test_only_known_clauses_retain_values_and_only_nullable_columns_retain_nulls() -> None:

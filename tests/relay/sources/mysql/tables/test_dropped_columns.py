@@ -84,7 +84,7 @@ def test_a_column_that_is_there_again_when_a_definition_is_certain_suspends_its_
 def test_a_dropped_column_that_stays_away_suspends_nothing() -> None:
     stream = Stream("id", "c")
     assert not stream.alter("DROP c", ("id",))
-    assert stream.dropped.added_count == 0, "nothing needs to be kept"
+    assert stream.dropped.added_count == 0, "nothing needs to be stored"
     stream = Stream("id", "c")
     assert not stream.alter("DROP c", None)
     assert not stream.alter("ADD d INT", ("id", "d"))
@@ -126,8 +126,8 @@ def test_the_resume_state_has_the_dropped_columns() -> None:
     stream = Stream("id", "c")
     stream.alter("DROP c", None)
     assert stream.dropped.added_count == 1
-    kept = decode_resume_state(MySqlResumeState(9, dropped=stream.dropped.names).encode())
-    again = DroppedColumns(kept.dropped)
+    stored = decode_resume_state(MySqlResumeState(9, dropped=stream.dropped.names).encode())
+    again = DroppedColumns(stored.dropped)
     assert again.names == {"shop.t": ("c",)}
     assert again.pass_statement("shop.t", (), None, table("id", "c")) == ["c"]
     assert decode_resume_state('{"scn": 9, "mark": null, "prepared": null}').dropped == {}

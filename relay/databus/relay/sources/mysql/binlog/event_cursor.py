@@ -17,7 +17,7 @@ class EventCursor:
         I2. The events of ``payload``, which is read before the next event of the stream, do not
             move the cursor and have no checksums.
 
-    ``checksums`` says whether the events of the stream have checksums, ``is_stopped`` whether the
+    ``checksums`` is whether the events of the stream have checksums, ``is_stopped`` whether the
     server was shut down at the end of ``file``.
 
     Owner: the task that reads the stream.

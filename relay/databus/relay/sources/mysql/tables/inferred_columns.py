@@ -31,7 +31,7 @@ class LookaheadResult:
 
     ``shown`` are table maps with names that come after that position and before any statement
     that can have changed their table.  If they were looked for, ``ahead`` ends as soon as they,
-    or such statements, were found.  ``is_present`` says that there is no statement at all.
+    or such statements, were found.  ``is_present`` means that there is no statement at all.
     """
 
     catalogue: Catalogue

@@ -42,8 +42,8 @@ class MySqlTableColumn:
 @dataclass(frozen=True, slots=True)
 class MySqlTable:
     """One base table.  ``key`` is empty when it has neither a primary key nor a unique index
-    over columns that cannot be null, and none is configured for it.  ``unlogged`` says why the
-    binlog does not give its content."""
+    over columns that cannot be null, and none is configured for it.  ``unlogged`` is the reason why
+    the binlog does not give its content."""
 
     schema: str
     name: str

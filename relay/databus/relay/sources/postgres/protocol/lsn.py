@@ -72,7 +72,7 @@ class PostgresSnapshot:
     """An MVCC snapshot: the transactions visible in a chunk, and an scn at or after all of them.
 
     ``xmin``, ``xmax`` and ``running`` are 64-bit transaction ids of pg_current_snapshot.  The
-    stream has 32-bit ids; each stands for the 64-bit id nearest to ``xmax``.
+    stream has 32-bit ids; each means the 64-bit id nearest to ``xmax``.
     """
 
     high: int

@@ -84,7 +84,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row change: ``old_kind`` says whether ``old`` is a key (K) or the whole row (O)."""
+    """A row change: ``old_kind`` is whether ``old`` is a key (K) or the whole row (O)."""
 
     oid: int
     old_kind: str = ""
@@ -143,7 +143,7 @@ def read_relation(body: bytes, encoding: str = "utf-8") -> Relation:
             columns.append(RelationColumn(name, type_oid, modifier, is_key))
     except (struct.error, IndexError, ValueError) as error:
         raise FormatError(f"a Relation message of {len(body)} bytes is cut: {error}") from None
-    # An empty name stands for pg_catalog.
+    # An empty name means pg_catalog.
     return Relation(oid, join_source(schema or "pg_catalog", table), identity, tuple(columns))
 
 
