@@ -184,7 +184,7 @@ def test_after_a_power_loss_the_ring_resumes_from_its_last_sync_without_a_gap(
 
 
 def damage(path: Path, at: int, size: int = 64) -> None:
-    """Turn ``size`` bytes of a file over."""
+    """Invert ``size`` bytes of a file."""
     with path.open("r+b") as file:
         file.seek(at)
         old = file.read(size)

@@ -1,7 +1,7 @@
 """After the log has lost a range, only the rows that differ are repaired.
 
 The way there is the whole one: MariaDB has purged a binlog that the relay had not read, the relay
-stops by name, the operator does what docs/failover.md says, and the rest goes by itself.
+stops by name, the operator does what docs/failover.md says, and the rest is automatic.
 """
 
 from __future__ import annotations

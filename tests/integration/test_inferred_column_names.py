@@ -197,7 +197,7 @@ async def test_rows_between_two_unread_changes_stop_their_table_alone_until_a_du
 async def test_a_change_right_after_the_rows_leaves_them_uncertain_and_later_ones_not(
     database: FreshDatabase,
 ) -> None:
-    """Without anything kept, the catalogue holds from the last change on."""
+    """Without anything stored, the catalogue holds from the last change on."""
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     database.execute("CREATE TABLE `un-named` (id INT PRIMARY KEY, v INT)")
     async with opened_on(database) as (source, start):

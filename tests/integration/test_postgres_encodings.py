@@ -1,4 +1,5 @@
-"""Texts that are not what their database says: named with table and column, where they enter."""
+"""Texts that are not in their database's encoding: named with table and column, where they
+enter."""
 
 from __future__ import annotations
 

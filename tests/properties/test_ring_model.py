@@ -1,4 +1,4 @@
-"""The ring against a plain model: a list of frames of which a suffix is kept."""
+"""The ring against a plain model: a list of frames of which a suffix is retained."""
 
 from __future__ import annotations
 

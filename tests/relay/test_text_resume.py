@@ -1,4 +1,4 @@
-"""Readers of NDJSON and SSE resume at what the text says: each row comes once."""
+"""Readers of NDJSON and SSE resume at the position in the text: each row comes once."""
 
 from __future__ import annotations
 

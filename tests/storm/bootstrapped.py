@@ -94,7 +94,7 @@ class Bootstrapped:
                 raise Stalled(
                     str(word.get("state", "")),
                     f"the log is at {self._end()} after {waited_s:.1f} s, not at {position}; "
-                    f"its writer says: {word}",
+                    f"its writer reports: {word}",
                     is_slow=patience.is_slow and "error" not in word and not self._task.done(),
                 )
             time.sleep(0.002)

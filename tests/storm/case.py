@@ -445,7 +445,7 @@ class Case:
         """The bootstrap server serves every table that its relay follows.
 
         Raises:
-            Difference: it says that it cannot, or the machine had time for it.
+            Difference: it reports that it cannot, or the machine had time for it.
             TooSlow: it had not.
         """
         patience = Patience(self._loop)

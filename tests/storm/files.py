@@ -1,4 +1,4 @@
-"""``python -m tests.storm.files --seed 1``: each file of each store, flipped and cut in turn.
+"""``python -m tests.storm.files --seed 1``: each file of each store, flipped and cut.
 
 Whatever is wrong with a file, opening and reading its store gives an error that names the file, or
 the data that was there: never other data, a crash, or no answer.  A case follows from the seed, the

@@ -44,7 +44,7 @@ def production(
 ) -> Callable[[_F], _F]:
     """Marks a method that gives the statements of one rule, or none where it does not apply.
 
-    ``only`` names the products that have it; "" stands for all of the grammar.  ``since`` is the
+    ``only`` names the products that have it; "" means all of the grammar.  ``since`` is the
     first version.
     """
 

@@ -24,9 +24,9 @@ from databus.relay.sources.mysql.chunks import mysql_chunks
 from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0
-TURN_S = 0.01
-ENOUGH_TURNS_PER_S = 50
-"""So often the loop turns on a machine that has half of its time for it."""
+ITERATION_S = 0.01
+ENOUGH_ITERATIONS_PER_S = 50
+"""So often the loop iterates on a machine that has half of its time for it."""
 MANY_RECONNECTS = 12
 MANY_TRIES = 7
 """After so many failed attempts a table does not come back by itself."""
@@ -59,18 +59,18 @@ class Loop:
     """An event loop in a thread, for all relays of a process."""
 
     def __init__(self) -> None:
-        self.turns = 0
-        """How often the loop has slept for ``TURN_S``: what a busy machine does less often."""
+        self.iterations = 0
+        """How often the loop has slept for ``ITERATION_S``: what a busy machine does less often."""
         self._is_closing = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self._turning = asyncio.run_coroutine_threadsafe(self._turn(), self.loop)
+        self._counting = asyncio.run_coroutine_threadsafe(self._count(), self.loop)
 
-    async def _turn(self) -> None:
+    async def _count(self) -> None:
         while not self._is_closing:
-            await asyncio.sleep(TURN_S)
-            self.turns += 1
+            await asyncio.sleep(ITERATION_S)
+            self.iterations += 1
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """What the work returns.
@@ -103,7 +103,7 @@ class Loop:
 
     def close(self) -> None:
         self._is_closing = True
-        self._turning.result(PATIENCE_S)
+        self._counting.result(PATIENCE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -119,7 +119,7 @@ class Patience:
 
     def __init__(self, loop: Loop, most_s: float = PATIENCE_S) -> None:
         self._loop, self._most_s = loop, most_s
-        self._began_s, self._turns = time.monotonic(), loop.turns
+        self._began_s, self._iterations = time.monotonic(), loop.iterations
 
     @property
     def waited_s(self) -> float:
@@ -128,7 +128,7 @@ class Patience:
     @property
     def is_slow(self) -> bool:
         """Whether the machine has done too little to say that there is a fault."""
-        return self._loop.turns - self._turns < ENOUGH_TURNS_PER_S * self._most_s
+        return self._loop.iterations - self._iterations < ENOUGH_ITERATIONS_PER_S * self._most_s
 
     @property
     def is_over(self) -> bool:

@@ -300,7 +300,7 @@ class ServerUnavailable(DatabusError):
     code = "server_unavailable"
     status = 503
     retry = True
-    hint = "The client retries with back-off, on each server in turn."
+    hint = "The client retries with back-off, on one server after the other."
 
 
 class ConsumerFailed(DatabusError):

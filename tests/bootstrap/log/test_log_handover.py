@@ -25,7 +25,7 @@ from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.bootstrap.runs.test_s3_store import merged
 
 NO_SPARK: Any = SimpleNamespace(newSession=lambda: None)
-"""Stands in for Spark: an applier that refuses does not come to it."""
+"""Replaces Spark: an applier that refuses does not come to it."""
 
 
 class Bench:

@@ -191,7 +191,7 @@ async def test_a_dump_reads_how_far_the_log_is_and_continues_when_it_had_to_wait
 ) -> None:
     noted(log, UNSEEDED)
     seeder, relay = seeder_of(log)
-    waited = {"detail": "its reader stands still", "reader": {"scn": 9000, "seq": 0}}
+    waited = {"detail": "its reader is idle", "reader": {"scn": 9000, "seq": 0}}
     relay.answers = [
         {"state": "running", "error": None, "rows": 3},
         {"state": "failed", "error": waited, "rows": 5},

@@ -194,7 +194,7 @@ async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_th
 
 
 async def loop_iterations() -> None:
-    """Turns of the loop in which what can run does."""
+    """Iterations of the loop in which what can run does."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -142,7 +142,7 @@ async def test_a_target_that_ends_its_sessions_loses_nothing(
         await asyncio.to_thread(_end_sessions, house)
         if number % 3 == 0:
             await eventually(
-                lambda number=number: _is_after(house, number * EVERY), 30, "it goes on"
+                lambda number=number: _is_after(house, number * EVERY), 30, "it continues"
             )
     await task
     assert process.consumer.counts.rollbacks

@@ -200,7 +200,8 @@ def test_filters_and_columns_make_the_request_smaller(spark: Any, system: System
 
 
 class Sink:
-    """Keeps each batch in a folder of its own, so that a batch that comes again replaces itself."""
+    """Stores each batch in a folder of its own, so that a batch that comes again replaces
+    itself."""
 
     def __init__(self, folder: Path, dies_in: int | None = None) -> None:
         self.folder = folder

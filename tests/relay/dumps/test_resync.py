@@ -241,7 +241,7 @@ async def test_a_table_is_emptied_behind_the_windows_that_came_before_its_suspen
 ) -> None:
     """A source names a suspension before it hands out the rows of the transactions before."""
 
-    class Place:
+    class Intake:
         in_window = False
         resolved = 5
 
@@ -249,7 +249,7 @@ async def test_a_table_is_emptied_behind_the_windows_that_came_before_its_suspen
             return ""
 
     class Host:
-        intake = Place()
+        intake = Intake()
         book: Any = ()
         stops: ClassVar[dict[str, TableSuspension]] = {"main.t": TableSuspension(9, "truncated")}
 

@@ -23,7 +23,7 @@ from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
 from tests.support.waiting import eventually, within
 
 WINDOWS = 400
-ASKED = {
+REQUESTED = {
     "all": "",
     "followed": "&follow=true",
     "one table": "&sources=shop.orders",
@@ -74,14 +74,14 @@ async def answer_of(http: aiohttp.ClientSession, url: str, spans: bool) -> tuple
     return scns, ""
 
 
-@pytest.mark.parametrize("how", ASKED)
+@pytest.mark.parametrize("how", REQUESTED)
 @pytest.mark.parametrize("spans", [True, False], ids=["spans", "plain"])
 async def test_a_damaged_frame_ends_each_answer_with_an_error_that_names_its_position(
     relay: LiveRelay, http: aiohttp.ClientSession, how: str, spans: bool
 ) -> None:
     fill(relay)
     path, at = damage(relay, 301)
-    url = f"{relay.url}/v1/shop/stream?start=oldest{ASKED[how]}"
+    url = f"{relay.url}/v1/shop/stream?start=oldest{REQUESTED[how]}"
     scns, error = await answer_of(http, url, spans)
     before = range(6 if "predicate" in how else 1, 301, 2 if "table" in how else 1)
     if "partition" in how:

@@ -259,9 +259,9 @@ with Ring.create(folder, 8192, clock="c", start=Position(2**63 - 40)) as writer:
         ):
             last = writer.append(window, last)
             state = reader.snapshot()
-            place = reader.find(state.prev)
-            block, place = reader.read(place, 3000)
-            total = zlib.crc32(block, total ^ place)
+            at = reader.find(state.prev)
+            block, at = reader.read(at, 3000)
+            total = zlib.crc32(block, total ^ at)
 writer = Ring.open_writer(folder)
 print(writer.state._replace(synced=0), total, check(folder))
 print(zlib.crc32((folder / "ring").read_bytes()[16384:]))

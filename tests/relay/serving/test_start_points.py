@@ -117,7 +117,7 @@ async def test_every_start_point_is_exact_at_its_boundary(
             found = await outcome(http, url, query)
             assert found == expected, f"case {case}, {query}"
             if "scn" in query:
-                # A checkpoint is the same place, and is refused for another clock.
+                # A checkpoint is the same position, and is refused for another clock.
                 scn, _, seq = query["scn"].partition(":")
                 position = Position(int(scn), int(seq) if seq else SEQ_END)
                 for clock, then in ((CLOCK, expected), ("other", "clock_mismatch")):
@@ -161,7 +161,7 @@ class OverwrittenRing:
             monkeypatch.setattr(RingReader, "find", find_slowly)
 
     def overwrite_if_left(self) -> None:
-        """Turn over, unless that has been done as often as it was to be."""
+        """Overwrite it, unless that has been done as often as it was to be."""
         if self.left:
             self.left -= 1
             self.overwrite()

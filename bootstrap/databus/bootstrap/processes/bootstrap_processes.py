@@ -159,7 +159,7 @@ def run_applier(
 
     Raises:
         MissingDependency: there is no Java.
-        StoreBusy: another applier is running (one round; otherwise it waits for its turn).
+        StoreBusy: another applier is running (one round; otherwise it waits for the other to end).
     """
     # Spark is imported only where it is used: it takes a second.
     from databus.bootstrap.merging.applier import start_spark

@@ -303,7 +303,7 @@ class LocalStorage:
         shutil.rmtree(self.runs_folder / run_id, ignore_errors=True)
 
     def write_note(self, name: str, content: bytes) -> None:
-        """Replace a file, without asking for durability."""
+        """Replace a file, without durability."""
         path = self.folder / name
         try:
             temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}")

@@ -489,7 +489,7 @@ class Delivery:
         if checkpoint is None:
             return
         await self._save(checkpoint, store_anywhere)
-        log.warning("continuing after %s, as seek() has asked", _name(checkpoint))
+        log.warning("continuing after %s, as seek() requested", _name(checkpoint))
         await self._announce_rollback(checkpoint)
         self.steering.sought(count)
 

@@ -291,8 +291,8 @@ class TableReader:
     # -- the wire -----------------------------------------------------------------------
 
     def _from_any(self, servers: Sequence[str], call: Callable[[str], _T]) -> _T:
-        """The result of the first server that answers, tried in turn until ``give_up_s`` after
-        the last progress."""
+        """The result of the first server that answers, tried one after the other until
+        ``give_up_s`` after the last progress."""
         if not servers:
             raise BadRequest("no server for this request is given; give relays or bootstraps")
         self._progress_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What an envelope is told about its stream."""
+"""What an envelope needs of its stream."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class RuledResumeState:
     """The resume state of a source with rules, with the source's own resume state in it.
 
-    ``digest`` is that of the rules.  ``stopped`` are the tables that the rules did not fit, or of
+    ``digest`` is that of the rules.  ``suspended`` are the tables that the rules did not fit, or of
     which a row did not fit into a frame of ``limit_bytes``; the latter are in ``large``, as JSON.
     The source's part is ``inner``, or ``text`` until the source has given one.
     """

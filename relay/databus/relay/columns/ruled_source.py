@@ -130,8 +130,8 @@ class RuledSource:
         # A part of a window that is read again may have other definitions or other rules, under
         # which the table would not be suspended; but its rows there are lost.
         suspensions = {
-            source: TableSuspension(min(stop.since_scn, after_scn), stop.why)
-            for source, stop in state.suspended.items()
+            source: TableSuspension(min(suspension.since_scn, after_scn), suspension.why)
+            for source, suspension in state.suspended.items()
             if self._captures(source)
         }
         limit_bytes = self._limit.limit_bytes
@@ -330,7 +330,9 @@ class RuledSource:
         """See ``SuspendingSource``: the tables suspended by the source and by the rules."""
         inner = self._inner
         suspensions = inner.suspended() if isinstance(inner, SuspendingSource) else {}
-        gone = {source: stop for source, stop in suspensions.items() if stop.is_gone}
+        gone = {
+            source: suspension for source, suspension in suspensions.items() if suspension.is_gone
+        }
         return {**suspensions, **self._unfit.tables.suspensions, **gone}
 
     async def _confirm_drop(self, source: str) -> None:

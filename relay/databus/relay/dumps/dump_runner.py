@@ -189,7 +189,7 @@ class DumpRunner:
             except (UnsupportedChange, UnknownSource):
                 if len(wanted) == 1:
                     raise
-                tables.append(TableProgress(name))  # It fails by itself, when its turn comes.
+                tables.append(TableProgress(name))  # It fails by itself, when it is dumped.
                 continue
             # An empty one has a chunk too: the stream may not have come to where it was emptied.
             tables.append(

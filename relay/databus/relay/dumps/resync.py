@@ -162,36 +162,38 @@ class Resync:
 
     def notice(self) -> None:
         """Check which tables the source suspends now."""
-        stops = self._host.suspended()
-        if stops is None:
+        suspensions = self._host.suspended()
+        if suspensions is None:
             return
         self._resuming = {
-            source: _identity(stops[source])
-            for source, suspension in self._resuming.items()
-            if source in stops and suspension in ("", _identity(stops[source]))
+            source: _identity(suspensions[source])
+            for source, identity in self._resuming.items()
+            if source in suspensions and identity in ("", _identity(suspensions[source]))
         }
         for known in self.book:
-            suspension = stops.get(known.source)
+            suspension = suspensions.get(known.source)
             self._waits_for(known, suspension.waits_for if suspension is not None else "")
             self._gone(known, suspension is not None and suspension.is_gone)
-        for source, stop in stops.items():
+        for source, suspension in suspensions.items():
             record = self.book.get(source)
             if record is None:
-                record = TableRecord(source, CaptureState.SUSPENDED, stop.since_scn, stop.why)
-                record.noticed_us, record.rows_remain = _now_us(), stop.rows_remain
-                record.waits_for, record.is_gone = stop.waits_for, stop.is_gone
+                record = TableRecord(
+                    source, CaptureState.SUSPENDED, suspension.since_scn, suspension.why
+                )
+                record.noticed_us, record.rows_remain = _now_us(), suspension.rows_remain
+                record.waits_for, record.is_gone = suspension.waits_for, suspension.is_gone
                 self.book.add(record)
                 self._changed.set()
                 continue
-            record.rows_remain &= stop.rows_remain
+            record.rows_remain &= suspension.rows_remain
             if record.state == CaptureState.SUSPENDED:
-                if record.error or record.reason == stop.why:
+                if record.error or record.reason == suspension.why:
                     continue
-                record.reason = stop.why
+                record.reason = suspension.why
             elif source in self._resuming:
                 continue
             else:
-                self._suspend_again(record, stop.since_scn, stop.why)
+                self._suspend_again(record, suspension.since_scn, suspension.why)
             self._changed.set()
 
     def _suspend_again(self, record: TableRecord, since_scn: int, why: str) -> None:

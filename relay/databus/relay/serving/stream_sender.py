@@ -478,6 +478,6 @@ def _begin(
             if not isinstance(stream_request.start, Oldest):
                 raise
     raise SourceUnavailable(
-        f"the ring of {database.name} turns over faster than its oldest event can be read; "
+        f"the ring of {database.name} is overwritten faster than its oldest event can be read; "
         f"enlarge ring_bytes={database.config.ring_bytes}"
     )

@@ -1,4 +1,4 @@
-"""A stopped table of MariaDB or MySQL, when its stream ends before it has been taken up again."""
+"""A suspended table of MariaDB or MySQL, when its stream ends before it has been resynchronised."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S, _STREAM_COMES_BY_S = 0.4, 0.5
 _CHECK_INVISIBLE_EVERY_S = 2.0
-_MOST_READERS = 32  # more than a dump has lanes
+_MOST_READERS = 32  # more than a dump's parallelism
 _WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
 

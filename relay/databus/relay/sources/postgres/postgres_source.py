@@ -159,8 +159,8 @@ class PostgresSource:
         self._clock = f"postgresql:{now.system}" + (f":{name}" if name else "")
         self._timeline = now.timeline
         if self._restored is not None:
-            kept, after_scn = self._restored
-            await postgres_lineage.require_history(self._settings, now, kept.timeline, after_scn)
+            stored, after_scn = self._restored
+            await postgres_lineage.require_history(self._settings, now, stored.timeline, after_scn)
 
     def restore(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
         """See ``ResumableSource``: the resume state of the stream up to ``after_scn``."""
@@ -171,9 +171,9 @@ class PostgresSource:
         # A suspension of a later transaction happens again, at the same change.
         self._suspended = SuspendedTables(
             {
-                name: stop
-                for name, stop in suspensions.items()
-                if stop.since_scn <= after_scn and matches(name, self._globs)
+                name: suspension
+                for name, suspension in suspensions.items()
+                if suspension.since_scn <= after_scn and matches(name, self._globs)
             }
         )
 
@@ -203,8 +203,8 @@ class PostgresSource:
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See slot_stream.py."""
         self._acked_scn = max(self._acked_scn, after_scn)
-        kept = self._restored[0] if self._restored else PostgresResumeState(self._timeline)
-        announced = AnnouncedSchemas(kept.announced)
+        stored = self._restored[0] if self._restored else PostgresResumeState(self._timeline)
+        announced = AnnouncedSchemas(stored.announced)
         announced.assume(self._schemas_at_open)
         for source, change in self._suspend_first.items():
             _log.warning(
@@ -229,7 +229,7 @@ class PostgresSource:
             self._suspended,
             published=lambda: self._published,
             redefined=self._redefined,
-            is_stored=kept.published.tables is not None,
+            is_stored=stored.published.tables is not None,
         )
         self._stream = running
         self._suspended.begin(running.wake)
@@ -324,8 +324,10 @@ class PostgresSource:
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
         return {
-            source: replace(stop, is_gone=True) if self._published.is_gone(source) else stop
-            for source, stop in self._suspended.suspensions.items()
+            source: replace(suspension, is_gone=True)
+            if self._published.is_gone(source)
+            else suspension
+            for source, suspension in self._suspended.suspensions.items()
         }
 
     async def confirm_drop(self, source: str) -> None:

@@ -40,7 +40,7 @@ class Conflict:
     ``condition``: SQL over the columns of the table and those of ``NEW``.  ``guard``: SQL that is
     false without the index, so that no write of the application reads the whole table.  ``rowid``:
     what the table calls its rowid, if the conflict is over that.  ``columns``: those that the
-    condition reads.  ``is_computed``: generated ones are among them, of which no UPDATE says that
+    condition reads.  ``is_computed``: generated ones are among them, of which no UPDATE shows that
     it changes them.  ``constraint``: the index of a constraint with a collation that only the
     application has.  A connection without it can write exactly the other columns.
     """

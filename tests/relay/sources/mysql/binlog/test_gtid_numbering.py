@@ -46,7 +46,7 @@ def server_with(executed: str, owned: str) -> MySqlConnection:
         ("1-5", "7#31:6#30", "", 6, ((1, 6),)),
         ("1-5", "6#30:5#29", "", 6, ((1, 6),)),  # 5 was executed between the two questions
         ("1-3:5", "4#28", "", 5, ((1, 5),)),  # without binlog_order_commits
-        ("1-3:5", "4#28", "4", 5, ((1, 3), (5, 5))),  # a session keeps 4 for later
+        ("1-3:5", "4#28", "4", 5, ((1, 3), (5, 5))),  # a session holds 4 for later
     ],
 )
 def test_what_is_being_committed_has_come(

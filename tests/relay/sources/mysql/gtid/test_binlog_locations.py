@@ -1,4 +1,4 @@
-"""Places in the binlog, and the transactions before them."""
+"""Locations in the binlog, and the transactions before them."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_one_of_ours_that_changes_nothing_captured_is_passed_over(server: str) -
         0,
         5,
     )
-    # Nothing of them is left: a table id means what the next group says of it.
+    # Nothing of them is left: a table id means what the next group maps it to.
     feed(reader, transaction(OLD, 6, *change(3)))
     assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
 

@@ -1,4 +1,4 @@
-"""Whose transactions move MySQL's clock, and tables that stop alone: on events made by hand."""
+"""Whose transactions move MySQL's clock, and tables that are suspended: on events made by hand."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def feed(reader: BinlogDecoder, *groups: Iterable[memoryview]) -> None:
                 assert reader.feed(one, fresh=True)
 
 
-# -- turns
+# -- promotions
 
 
 def test_what_a_replica_writes_for_itself_moves_nothing() -> None:

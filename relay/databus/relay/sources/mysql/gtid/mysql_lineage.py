@@ -120,7 +120,7 @@ class MySqlResumeState:
                 "mark": [mark.scn, mark.server_id, mark.commit_us] if mark else None,
                 "prepared": self.prepared,
                 "ends": self.ends,
-                "stopped": {name: [stop.since_scn, stop.why] for name, stop in suspended},
+                "stopped": {name: [one.since_scn, one.why] for name, one in suspended},
                 "tracked": self.inferred,
                 "tracked_scn": self.inferred_scn,
                 "told": self.announced,

@@ -79,7 +79,7 @@ class Cascades:
         return self._of_parent.get(parent, ())
 
     def reached(self, key: ForeignKey) -> Iterator[TableName]:
-        """The child, and the tables that its own change may reach in turn."""
+        """The child, and the tables that its own change may reach."""
         todo, found = [key.child], {key.child}
         while todo:
             child = todo.pop()

@@ -44,7 +44,7 @@ _FIRST_ROWS = 16
 """The rows that a chunk requests first, before their size is known."""
 _BYTEA = 17
 _WORK_LIMIT_S = 600.0
-"""How long the server may work on a chunk without sending a byte: its process can be stopped."""
+"""How long the server may work on a chunk without sending a byte: its process can be suspended."""
 LOCK_WAIT_S = 30.0
 """How long a chunk waits for a table that another session has locked."""
 _LOCKED = "55P03"
@@ -224,10 +224,10 @@ class PostgresChunkReader:
         in_order = request.keys is None
         await session.begin(f"{_BEGIN}; {_BY_INDEX}" if in_order else _BEGIN)
         snapshot_text = (await session.query(_SNAPSHOT))[0][0] or b""
-        rows, asked = await self._rows(session, table, request)
+        rows, requested = await self._rows(session, table, request)
         missing: list[list[Any]] = []
         if request.keys is not None and request.after is None:
-            missing = await self._missing(session, table, request.keys[:asked])
+            missing = await self._missing(session, table, request.keys[:requested])
         written = end_of_log((await session.query(END_SQL))[0])
         last = None
         if rows.space.count and request.keys is None:
@@ -245,9 +245,9 @@ class PostgresChunkReader:
             last_key=last,
             done=(rows.space.count < request.limit and not rows.is_cut)
             if request.keys is None
-            else asked == len(request.keys),
+            else requested == len(request.keys),
             missing=missing,
-            key_count=None if request.keys is None else asked,
+            key_count=None if request.keys is None else requested,
         )
 
     async def _rows(
@@ -266,7 +266,7 @@ class PostgresChunkReader:
                 in_binary=known not in self._as_text and not schema.nullable_key,
             )
             try:
-                asked = await self._fill(session, table, request, rows)
+                requested = await self._fill(session, table, request, rows)
             except ChunkTextNeeded:
                 self._as_text.add(known)
                 continue
@@ -275,7 +275,7 @@ class PostgresChunkReader:
             schema = rows.codec.schema
         if rows.space.count:
             self._steps[table.oid] = max(1, rows.fitting // STEP)
-        return rows, asked
+        return rows, requested
 
     async def _fill(
         self, session: ChunkSession, table: PostgresTable, request: ChunkRequest, rows: RowBuffer
@@ -284,28 +284,28 @@ class PostgresChunkReader:
         if request.keys is None:
             await session.select_into(rows, *_select(table, request), step)
             return 0
-        keys, asked, space = request.keys[: request.limit], 0, rows.space
-        while asked < len(keys) and not rows.is_full:
-            part = keys[asked : asked + step]
+        keys, requested, space = request.keys[: request.limit], 0, rows.space
+        while requested < len(keys) and not rows.is_full:
+            part = keys[requested : requested + step]
             before = space.count, space.fill
             await session.select_into(rows, *_select(table, replace(request, keys=part)), 0)
             if rows.is_cut and len(part) > 1:
                 # A part of the rows does not show which of these keys have none.
                 (space.count, space.fill), rows.is_cut, step = before, False, 1
                 continue
-            asked += len(part)
+            requested += len(part)
             step = max(1, min(STEP * step, rows.fitting - space.count))
-        return asked
+        return requested
 
     async def _missing(
         self, session: ChunkSession, table: PostgresTable, keys: Sequence[list[Any]]
     ) -> list[list[Any]]:
         parameters: list[str] = []
-        asked = " UNION ALL ".join(
+        query = " UNION ALL ".join(
             f"SELECT {number} FROM {table.only} WHERE {_same_key(table, key, parameters)}"
             for number, key in enumerate(keys)
         )
-        rows = await session.select(asked, parameters) if keys else []
+        rows = await session.select(query, parameters) if keys else []
         found = {int(row[0] or 0) for row in rows}
         return [key for number, key in enumerate(keys) if number not in found]
 

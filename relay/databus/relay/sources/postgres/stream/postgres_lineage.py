@@ -76,7 +76,7 @@ class PostgresResumeState:
         return json.dumps(
             {
                 "timeline": self.timeline,
-                "stopped": {name: [stop.since_scn, stop.why] for name, stop in suspended},
+                "stopped": {name: [one.since_scn, one.why] for name, one in suspended},
                 "announced": self.announced,
                 "given": self.published.to_json(),
             }
