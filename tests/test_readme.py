@@ -1,4 +1,4 @@
-"""What the texts say is so: README's examples run, its commands and files are there."""
+"""The documents are correct: README's examples run, its commands and files are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain model of the bootstrap: histories, states, and compaction as the brief words it."""
+"""A plain model of the bootstrap: histories, states, and compaction by its definition."""
 
 from __future__ import annotations
 

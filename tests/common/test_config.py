@@ -1,4 +1,4 @@
-"""The configuration: the issue's file is read, and what is wrong is named."""
+"""The configuration: a file of every section is read, and what is wrong is named."""
 
 from __future__ import annotations
 

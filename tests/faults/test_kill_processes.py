@@ -1,6 +1,6 @@
 """Each process is killed with -9 at random moments of a running workload, ten times.
 
-Whatever dies: at the end the consumer's tables are the source's, no row has gone back in
+Whatever is killed: at the end the consumer's tables are the source's, no row has gone back in
 time, and no window was seen in part.  A failing seed is in the test's name.
 """
 

@@ -25,7 +25,7 @@ import logging, sys
 from databus.common.config import load
 from databus.relay.processes import supervisor as relay_supervisor
 logging.basicConfig(level=logging.INFO)
-# A test kills more often than any child dies in earnest.
+# A test kills children more often than they end in operation.
 relay_supervisor.RESTART_MOST_S = 0.2
 relay_supervisor.run_relay(
     load(sys.argv[1]),

@@ -1,4 +1,4 @@
-"""Scratch folders: what the dead have left goes, what the living have stays."""
+"""Scratch folders: those of ended processes are removed, those of running ones stay."""
 
 from __future__ import annotations
 

@@ -324,10 +324,8 @@ class PostgresSource:
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
         return {
-            source: replace(suspension, is_gone=True)
-            if self._published.is_gone(source)
-            else suspension
-            for source, suspension in self._suspended.suspensions.items()
+            source: replace(one, is_gone=True) if self._published.is_gone(source) else one
+            for source, one in self._suspended.suspensions.items()
         }
 
     async def confirm_drop(self, source: str) -> None:

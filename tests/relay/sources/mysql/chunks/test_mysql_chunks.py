@@ -1,4 +1,4 @@
-"""How many of MySQL's tables may be read at once, and whom that may hold up."""
+"""How many of MySQL's tables may be read at once, and which sessions may have to wait."""
 
 from __future__ import annotations
 
