@@ -1,4 +1,4 @@
-"""scripts/setup.sh where something is missing: what it prints, what it does instead, how it ends."""
+"""scripts/setup.sh where something is missing: its messages, what it does instead, its end."""
 
 from __future__ import annotations
 
