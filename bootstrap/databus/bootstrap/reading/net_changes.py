@@ -3,10 +3,10 @@
 The rule is the applier's: of each key, the last frame with a whole row and the partial frames
 after it; a truncate removes what its source had before.
 
-Memory.  Between the passes one bit a frame is stored.  The keys are read in as many passes as
-there are ``PASS_ROWS`` rows in the range, and each pass takes the keys whose hash falls to it.
-So a pass holds the keys and numbers of about ``PASS_ROWS`` rows, however large the range is, and
-reads the key columns alone.  Frames are read once, at the end, one row group at a time.
+Memory and time.  The key columns are read once.  Keys of a large range go to temporary files, which
+``key_spool`` divides by hash, and each file is processed on its own: so the memory is that of
+the keys and numbers of about ``PASS_ROWS`` rows, and one bit a frame, however large the range is.
+Frames are read once, at the end, one row group at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from databus.bootstrap.reading.frame_ranges import Mask, Unit
+from databus.bootstrap.reading.key_spool import KeySpool
 from databus.bootstrap.runs.parquet_runs import FrameBlock
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Flag, Op
 
 PASS_ROWS = 2_000_000
-"""Rows of which a pass holds the keys, approximately: 100 MB with keys of 20 bytes."""
+"""Rows whose keys are in memory at once, approximately: 100 MB with keys of 20 bytes."""
+
+MOST_PARTS = 256
+"""Temporary files at most; of a range with more rows each has more than ``PASS_ROWS``."""
 
 _COLUMNS = ["scn", "seq", "source_id", "op", "flags", "key_hash", "key"]
 _KEY = ["source_id", "key"]
@@ -35,8 +39,8 @@ class NetChanges:
     Invariants:
         I1. Keys are compared byte by byte; hashes only distribute the work.
 
-    Owner: one reader; making it does all passes but the last.
-    Raises: StoreError from reading.
+    Owner: one reader; making it reads the keys.
+    Raises: StoreError from reading, or if the disk has no room for the keys.
     """
 
     def __init__(
@@ -51,9 +55,12 @@ class NetChanges:
         self._edges = np.cumsum([0, *(unit.rows for unit in units)])
         self._bits = [np.zeros((unit.rows + 7) // 8, dtype=np.uint8) for unit in units]
         self._cuts: dict[int, int] = {}
-        passes = 1 + int(self._edges[-1]) // pass_rows if units else 0
-        for number in range(passes):
-            self._mark(self._last_states(number, passes))
+        parts = min(MOST_PARTS, 1 + int(self._edges[-1]) // pass_rows)
+        with KeySpool(parts) as spool:
+            for at, unit in enumerate(units):
+                spool.add(*self._keys(at, unit))
+            for rows in spool.parts():
+                self._mark(self._last_states(rows))
 
     def blocks(self) -> Iterator[tuple[Unit, FrameBlock, Mask]]:
         """Each block of frames that has a last state, and a mask of the last states."""
@@ -76,11 +83,8 @@ class NetChanges:
                 last &= (sources != source) | (index >= cut)
         return last
 
-    def _last_states(self, number: int, passes: int) -> npt.NDArray[np.int64]:
-        """The numbers of the rows that are last states, of the keys of one pass."""
-        rows = pa.concat_tables(
-            self._keys(at, unit, number, passes) for at, unit in enumerate(self._units)
-        )
+    def _last_states(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """The numbers of the rows that are last states, of all rows of some keys."""
         whole = rows.filter(pc.invert(rows.column("partial")))
         last = whole.group_by(_KEY).aggregate([("index", "max")])
         found = [last.column("index_max").to_numpy()]
@@ -92,7 +96,8 @@ class NetChanges:
             found.append(index.filter(newer).to_numpy())
         return np.sort(np.concatenate(found).astype(np.int64))
 
-    def _keys(self, at: int, unit: Unit, number: int, passes: int) -> pa.Table:
+    def _keys(self, at: int, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.uint64]]:
+        """The wanted rows of a unit as source, key, number and kind, and the hashes of the keys."""
         table = unit.table(_COLUMNS)
         scn, seq, source, op, flags, key_hash = (
             table.column(name).to_numpy() for name in _COLUMNS[:-1]
@@ -103,10 +108,8 @@ class NetChanges:
         first = int(self._edges[at])
         for row in np.flatnonzero(wanted & (op == Op.TRUNCATE)).tolist():
             self._cuts[int(source[row])] = max(first + row, self._cuts.get(int(source[row]), 0))
-        if passes > 1:
-            wanted &= key_hash.view(np.uint64) % np.uint64(passes) == number
         rows = np.flatnonzero(wanted)
-        return pa.table(
+        found = pa.table(
             {
                 "source_id": source[rows],
                 "key": table.column("key").take(pa.array(rows)),
@@ -114,6 +117,7 @@ class NetChanges:
                 "partial": (flags[rows] & int(Flag.PARTIAL)) != 0,
             }
         )
+        return found, key_hash[rows].view(np.uint64)
 
     def _mark(self, last: npt.NDArray[np.int64]) -> None:
         borders = np.searchsorted(last, self._edges)
