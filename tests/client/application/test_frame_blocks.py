@@ -43,3 +43,16 @@ def test_a_whole_window_is_one_of_rows_alone_up_to_its_end(
             and block.scns[end] == block.scns[index]
         )
         assert block.whole_window(index) == (end if is_whole else -1)
+        for most_rows in range(5):
+            assert block.whole_windows(index, most_rows) == _walked(block, index, most_rows)
+
+
+def _walked(block: Block, index: int, most_rows: int) -> tuple[int, int]:
+    """The whole windows from ``index`` on, one after the other."""
+    row_count, window_count = 0, 0
+    while index < block.count and (end := block.whole_window(index)) >= 0:
+        row_count += end - index
+        if window_count and row_count > most_rows:
+            break
+        index, window_count = end + 1, window_count + 1
+    return index, window_count

@@ -41,7 +41,8 @@ class Options:
     alone."""
     batch_ms: int = 0
     """Longest time that ``onDataBatch`` waits for so many rows, in milliseconds; with 0 it gets
-    those that have arrived."""
+    those that have arrived.  It waits up to 20 ms for the rest of a window of which a part has
+    arrived."""
     callback_budget_s: float | None = 300.0
     """Longest time of one callback, in seconds; None for no limit."""
     max_retries: int = 10

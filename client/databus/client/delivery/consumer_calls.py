@@ -18,6 +18,7 @@ from databus.client.application.consumer import Consumer, Result
 from databus.client.application.events import Event
 from databus.client.application.options import Options
 from databus.client.checkpoints.checkpoint_stores import CheckpointStore
+from databus.client.delivery.batch_gathering import gather
 from databus.client.delivery.callback_results import (
     BoundedCalls,
     CallbackFailed,
@@ -193,8 +194,9 @@ class Delivery:
                 continue
             # No await from here to the call: otherwise an event could fail before a checkpoint.
             now_s = time.monotonic()
-            if self._batching is not None and dispatcher.is_free(now_s):
-                if await self._gather():
+            if self._batching is not None and (dispatcher.in_window or dispatcher.is_free(now_s)):
+                pulling = self.stream.pull.pulling
+                if await gather(self.buffer, dispatcher, steering, pulling, self.options):
                     continue
                 if batches := dispatcher.open_batch(now_s, self.options.batch_rows):
                     await self._deliver_batches(self._batching, batches)
@@ -254,23 +256,6 @@ class Delivery:
         except Exception as error:
             await self._failed(error)
 
-    async def _gather(self) -> bool:
-        """Wait for more rows, if there are some and fewer than a batch may have.
-
-        Returns whether the steering has to be looked at.
-        """
-        buffer, options, pulling = self.buffer, self.options, self.stream.pull.pulling
-        until_s = time.monotonic() + options.batch_ms / 1000
-        while (
-            (left_s := until_s - time.monotonic()) > 0
-            and 0 < buffer.waiting_rows() < options.batch_rows
-            and buffer.held_bytes < options.buffer_bytes
-            and not (self.steering.has_request or pulling.done())
-        ):
-            buffer.wake.clear()
-            await wait_for_either(buffer.wake, pulling, left_s)
-        return self.steering.has_request
-
     async def _deliver_batches(
         self, decoding: BatchDecoding, batches: list[tuple[str, list[RowsOfBlock]]]
     ) -> None:
@@ -328,7 +313,9 @@ class Delivery:
     async def _events(self, due: Due) -> Result:
         if self._batching is not None:
             assert due.block is not None
-            parts = [(due.block, np.arange(due.start, due.stop))]
+            self.dispatcher.extend(due, self.options.batch_rows)
+            pieces = [(due.block, due.start, due.stop), *due.more]
+            parts = [(block, np.arange(start, stop)) for block, start, stop in pieces]
             batch = DataBatch(self._batching, due.source, self.dispatcher.mode, parts, due.window)
             return await self._calls.make(self.consumer.onDataBatch, batch)
         events = due.events()

@@ -7,23 +7,27 @@ result.  It calls nothing, waits for nothing, and gets the time as an argument.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from databus.client.application.consumer import Result
 from databus.client.application.events import Decoding, Event, Mode, Window
 from databus.client.application.frame_blocks import Block
 from databus.client.application.options import Options
+from databus.client.delivery.window_pieces import Piece, awaits_rest, whole_pieces
 from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.client.tables.data_batch import RowsOfBlock
 from databus.common.checkpoint import (
+    ORIGIN,
     BootstrapCheckpoint,
     Checkpoint,
     OnlineCheckpoint,
     Position,
     decode,
 )
+from databus.common.compiled.kernels import I64Array
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
 from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import CaptureState, TableState, decode_table_state
@@ -56,7 +60,8 @@ class DispatchMark:
 class Due:
     """One call that is due, with its arguments.
 
-    For EVENTS: the rows ``start`` .. ``stop`` - 1 of ``block``.  For CHECKPOINT, ROLLBACK and
+    For EVENTS: the rows ``start`` .. ``stop`` - 1 of ``block``, and then those of ``more``.  For
+    CHECKPOINT, ROLLBACK and
     RESTREAM: ``mark``; for ROLLBACK also the cause, None if only a server was lost.  For
     TABLE_STATE: ``table_state``, and ``block`` if a frame of the stream has it.
     """
@@ -71,6 +76,12 @@ class Due:
     mark: DispatchMark | None = None
     cause: BaseException | None = None
     table_state: TableState | None = None
+    more: list[Piece] = field(default_factory=list)
+
+    @property
+    def row_count(self) -> int:
+        """How many rows the EVENTS have."""
+        return self.stop - self.start + sum(stop - start for _, start, stop in self.more)
 
     def events(self) -> list[Event]:
         """The events of an EVENTS."""
@@ -122,7 +133,7 @@ class Dispatcher:
         self._restream = False
         self._window: Window | None = None
         self._whole_end: tuple[Block, int] | None = None
-        self._batched = (0, 0)  # rows and windows
+        self._batched = (0, 0, ORIGIN)  # rows and windows, and the end of the last
         self._source_id: int | None = None
         self._source = ""
         self._schema: SourceSchema | None = None
@@ -186,42 +197,61 @@ class Dispatcher:
         return [Event(block, row, window) for row in range(index, end)]
 
     def open_batch(self, now_s: float, most_rows: int) -> list[tuple[str, list[RowsOfBlock]]]:
-        """The rows of the next whole windows, by source; at most ``most_rows`` unless the first
-        window has more.  Nothing where ``open_whole`` would give nothing.
+        """The rows of the next whole windows, by source, as ``whole_pieces`` finds them.
 
         Instead of ``next``; followed by ``close_batch`` or ``failed``.
         """
+        pieces, row_count, window_count = (
+            whole_pieces(self._buffer.ahead(), most_rows) if self.is_free(now_s) else ([], 0, 0)
+        )
+        if not pieces:
+            return []
+        self.mode = "online"
+        self._candidate = None
+        block, _, stop = pieces[-1]
+        self._batched = row_count, window_count, block.single_frame(stop - 1).position
+        self._buffer.give(row_count + window_count)
         found: dict[int, list[RowsOfBlock]] = {}
-        whole = self._next_whole() if self.is_free(now_s) else None
-        row_count, self._batched = 0, (0, 0)
-        while whole is not None:
-            block, start, end = whole
-            stop, window_count = start, 0
-            while end >= 0 and (row_count + end - stop <= most_rows or not row_count):
-                row_count += end - stop
-                stop, window_count = end + 1, window_count + 1
-                end = block.whole_window(stop) if stop < block.count else -1
-            if not window_count:
-                break
-            self._begin_whole(block, start, stop - 1)
+        for block, start, stop in pieces:
             for source_id, rows in block.rows_by_source(start, stop).items():
                 found.setdefault(source_id, []).append((block, rows))
-            self._buffer.give(stop - start)
-            self._buffer.advance(stop - start)
-            self._batched = row_count, self._batched[1] + window_count
-            whole = self._next_whole() if stop == block.count and row_count < most_rows else None
-        schemas = self.decoding.schemas
-        return [
-            (schemas.by_fingerprint(parts[0][0].schema_fps[int(parts[0][1][0])]).source, parts)
-            for parts in found.values()
-        ]
+        return [(self._source_of(*parts[0]), parts) for parts in found.values()]
+
+    def awaits_rest(self) -> bool:
+        """Whether only rows of a single window have arrived, and not its end."""
+        return awaits_rest(self._buffer.ahead())
+
+    def extend(self, due: Due, most_rows: int) -> None:
+        """Add to EVENTS the rows that continue its run in later blocks, up to ``most_rows``."""
+        assert due.block is not None
+        assert due.window is not None
+        row_count = due.row_count
+        for block, _ in itertools.islice(self._buffer.ahead(), 1, None):
+            before, _, stop = due.more[-1] if due.more else (due.block, due.start, due.stop)
+            is_run = (
+                stop == before.count
+                and block.op_column[0] < FIRST_CONTROL_OP
+                and block.source_ids[0] == self._source_id
+                and block.bootstrap is due.block.bootstrap
+                and (block.bootstrap or block.scns[0] == due.window.scn)
+            )
+            row_count += block.run_end(0) if is_run else 0
+            if not is_run or row_count > most_rows:
+                break
+            due.more.append((block, 0, block.run_end(0)))
+        self._buffer.give(due.row_count)
 
     def close_batch(self, now_s: float, result: Result) -> Due | None:
         """As ``close_whole``, for the windows of ``open_batch``."""
-        row_count, window_count = self._batched
+        row_count, window_count, end = self._batched
         self._windows_since += window_count - 1
         self.window_count += window_count - 1
-        return self._closed(row_count, now_s, result)
+        self._buffer.advance(row_count + window_count)
+        return self._closed(row_count, end, now_s, result)
+
+    def _source_of(self, block: Block, rows: I64Array) -> str:
+        fingerprint = block.single_frame(int(rows[0])).schema_fp
+        return self.decoding.schemas.by_fingerprint(fingerprint).source
 
     def is_free(self, now_s: float) -> bool:
         """Whether nothing but windows is due."""
@@ -254,19 +284,19 @@ class Dispatcher:
     def close_whole(self, event_count: int, now_s: float, result: Result) -> Due | None:
         """The window of ``open_whole`` succeeded.  Returns the checkpoint if one is due now."""
         self._buffer.advance(event_count + 1)
-        return self._closed(event_count, now_s, result)
+        assert self._whole_end is not None
+        block, end = self._whole_end
+        return self._closed(event_count, block.position(end), now_s, result)
 
-    def _closed(self, event_count: int, now_s: float, result: Result) -> Due | None:
+    def _closed(self, event_count: int, end: Position, now_s: float, result: Result) -> Due | None:
         if result is Result.CHECKPOINT:
             self._forced = True
         elif result is Result.SKIP_CHECKPOINT:
             self._skipped = True
-        assert self._whole_end is not None
-        block, end = self._whole_end
         self._window = None
         self.event_count += event_count
         self.window_count += 1
-        self._passed(block.position(end), is_progress_only=False)
+        self._passed(end, is_progress_only=False)
         if self._candidate is not None and self._is_due(now_s, idle=False):
             return self._due_mark()
         return None
@@ -290,9 +320,9 @@ class Dispatcher:
         call = due.call
         if call is Call.EVENTS:
             assert due.block is not None
-            self.event_count += due.stop - due.start
+            self.event_count += due.row_count
             self._has_events = True
-            self._buffer.advance(due.stop - due.start)
+            self._buffer.advance(due.row_count)
         elif call is Call.START_SEQUENCE:
             self._window = due.window
             # Soon the application will have more than this checkpoint covers.

@@ -43,7 +43,7 @@ from databus.common.errors import (
     UnknownSchema,
     WindowMissing,
 )
-from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameSplitter, Op
+from databus.common.frame.frame_format import FrameSplitter, Op
 from databus.common.frame.spans import SpanSplitter
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 from databus.common.table_state import TableState
@@ -212,9 +212,10 @@ class Puller:
                 self._pin(resume, body)
             before = self.machine.resume
             splitter = SpanSplitter()
-            while chunk := await body.read():
-                for data in splitter.feed(chunk):
-                    await self._take(step.server, data)
+            while (chunks := await body.read_bulk())[0]:
+                for data, columns in splitter.feed_columns(*chunks):
+                    block = Block(data, columns, first=self._frame_count, bootstrap=False)
+                    await self._take(step.server, block)
             _check_whole(step.server, splitter)
         is_quiet = not options.follow and self.machine.resume == before
         return PullOutcome.QUIET if is_quiet else PullOutcome.ENDED
@@ -288,9 +289,8 @@ class Puller:
     def _online(self, position: Position) -> OnlineCheckpoint:
         return OnlineCheckpoint(self.subscription.database, self.machine.clock or "", position)
 
-    async def _take(self, server: str, data: memoryview) -> None:
+    async def _take(self, server: str, block: Block) -> None:
         """Pass the new frames among some frames of a relay to the sink."""
-        block = Block(data, first=self._frame_count, bootstrap=False)
         block.raise_error_frame()
         resume = self.machine.resume
         if self.subscription.is_whole and not isinstance(resume, UnresolvedStart):
@@ -300,11 +300,16 @@ class Puller:
                 # The frames before the gap are good.
                 count = block.index_after(decode_position(error.details["after"]))
                 if 0 < count < block.count:
-                    await self._take(server, data[: block.offsets[count]])
+                    good = block.data[: block.offsets[count]]
+                    await self._take(server, Block(good, first=self._frame_count, bootstrap=False))
                 raise
-        if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
+        last = block.single_frame(block.count - 1).position
+        if self.stats.is_ahead and _is_behind(resume, last):
             self.stats.is_ahead = False
-        if not isinstance(resume, UnresolvedStart) and block.position(0) <= resume.position:
+        if (
+            not isinstance(resume, UnresolvedStart)
+            and block.single_frame(0).position <= resume.position
+        ):
             fresh = block.index_after(resume.position)
             if fresh == block.count and not self._is_first_sign(block, resume.position):
                 return
@@ -312,7 +317,6 @@ class Puller:
             rest = block.frames_from(fresh)
             block = Block(rest, first=self._frame_count, bootstrap=False)
         await self._learn_schemas(server, block)
-        last = block.position(block.count - 1)
         if self.stats.newest is None or last > self.stats.newest:
             self.stats.newest = last
         await self._hand_on(block)
@@ -332,7 +336,7 @@ class Puller:
 
     def _note_window_end(self, block: Block) -> None:
         end = block.last_of(Op.END_OF_WINDOW)
-        row_after = any(op < FIRST_CONTROL_OP for op in block.ops[end + 1 :])
+        row_after = block.has_row_from(end + 1)
         if end >= 0:
             self._in_window = False
         if row_after:
@@ -343,7 +347,7 @@ class Puller:
             end = end if self._in_window else block.count - 1
         if end >= 0:
             self._mark = block.first + end + 1
-            self._mark_resume = self._online(block.position(end))
+            self._mark_resume = self._online(block.single_frame(end).position)
 
     async def _take_bootstrap(self, server: str, data: bytes) -> bool:
         """Pass frames of a bootstrap to the sink; True when its target has arrived."""
@@ -442,7 +446,7 @@ class Pull:
             connect_timeout_s=options.connect_timeout_s,
             answer_timeout_s=options.answer_timeout_s,
             silence_timeout_s=options.silence_timeout_s,
-            read_bytes=min(1 << 18, max(1 << 14, options.buffer_bytes // 8)),
+            read_bytes=min(1 << 19, max(1 << 14, options.buffer_bytes // 8)),
             client_name=options.client_name,
         )
         self._new_puller = partial(

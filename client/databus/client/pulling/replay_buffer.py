@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from databus.client.application.frame_blocks import Block
 from databus.common.table_state import TableState
@@ -103,12 +103,17 @@ class ReplayBuffer:
             self.wake.clear()
         return None
 
+    def ahead(self) -> Iterator[tuple[Block, int]]:
+        """The blocks with frames to dispatch, each with the index of the first such frame."""
+        here = self.here()
+        if here is not None:
+            yield here
+            for block in itertools.islice(self._blocks, self._at + 1, None):
+                yield block, 0
+
     def waiting_rows(self) -> int:
         """How many rows have arrived that are not dispatched."""
-        return sum(
-            block.row_count(max(0, self.cursor - block.first))
-            for block in itertools.islice(self._blocks, self._at, None)
-        )
+        return sum([block.row_count(index) for block, index in self.ahead()])
 
     def give(self, count: int) -> None:
         """The next ``count`` frames are being dispatched, which ``advance`` will end."""

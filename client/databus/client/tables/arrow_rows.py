@@ -6,6 +6,7 @@ For Spark, the exports and any reader of Arrow.  docs/spark.md lists the types. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from databus.client.tables.arrow_kernels import cut_frames
 from databus.common.compiled import avro_row_kernels as rk
+from databus.common.compiled.kernels import I64Array, U8Array
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame.frame_format import (
-    HEADER_BYTES,
     OP_LETTERS,
     Flag,
     FrameColumns,
@@ -40,6 +43,10 @@ METADATA = pa.schema(
 """The columns about a row's change: its op, its position and time, and the columns that a
 partial update does not hold."""
 
+RowsOfBytes = tuple[U8Array, FrameColumns, I64Array]
+"""A block's bytes and headers, and the indices of rows in it."""
+_Frames = tuple[U8Array, npt.NDArray[np.uint64], I64Array]
+"""A block's bytes, the same as words, and the offsets of rows in it."""
 _MAX_DIGITS = 38
 _PLAIN: dict[Kind, tuple[int, Any]] = {
     Kind.BOOL: (rk.BOOLEAN, pa.bool_()),
@@ -85,15 +92,80 @@ def table_schema(schema: SourceSchema, names: Sequence[str] | None = None) -> An
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Rows of one layout: a schema version, read from the row or from the key alone."""
+class _Memory:
+    """Arrays that one batch after the other uses: a fresh one costs a page fault for each page.
 
-    rows: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    stops: npt.NDArray[np.int64]
-    schema: SourceSchema | None
-    columns: tuple[Column, ...]
+    Owner: one batch at a time.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+        """The array ``name``, with zeros."""
+        size = math.prod(shape)
+        found = self._arrays.get(name)
+        if found is None or len(found) < size:
+            found = self._arrays[name] = np.empty(size, dtype=dtype)
+        part = found[:size].reshape(shape)
+        part.fill(0)
+        return part
+
+
+class _Cells:
+    """Values of rows as the kernels write them: a slot for each column, those of bytes first.
+
+    Owner: one batch, as its memory.
+    """
+
+    def __init__(self, slots: Mapping[str, int], columns: Mapping[str, Column], row_count: int,
+                 memory: _Memory) -> None:  # fmt: skip
+        self.slots = slots
+        self.columns = columns
+        self.memory = memory
+        shape = (len(slots), row_count)
+        self.first: I64Array = memory.zeros("first", shape, np.int64)
+        self.second: I64Array = memory.zeros("second", shape, np.int64)
+        self.valid: U8Array = memory.zeros("valid", shape, np.uint8)
+
+    def texts(self, frames: Sequence[_Frames]) -> tuple[Any, I64Array]:
+        """All bytes of the columns of bytes, one column after the other, and the edges of values.
+
+        Raises:
+            FormatError: a column has more of them than Arrow's offsets reach.
+        """
+        row_count = self.first.shape[1]
+        bytes_count = sum(_code_and_type(self.columns[name])[0] == rk.BYTES for name in self.slots)
+        edges: I64Array = self.memory.zeros("edges", (bytes_count * row_count + 1,), np.int64)
+        np.cumsum(self.second[:bytes_count].reshape(-1), out=edges[1:])
+        for name, size in zip(self.slots, np.diff(edges[:: row_count or 1]), strict=False):
+            if size > 2**31 - 1:
+                raise FormatError(f"column {name} has {size} bytes in one batch, over 2 GiB")
+        found = pa.allocate_buffer(int(edges[-1]))
+        out = np.frombuffer(found, dtype=np.uint8)
+        row = 0
+        for data, _, offsets in frames:
+            starts = self.first[:bytes_count]
+            rk.gather_bytes(data, starts, edges, row, len(offsets), out)
+            row += len(offsets)
+        return found, edges
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the records of a schema version are cut, those of rows or those of keys.
+
+    ``version`` names the cells that take the values: None if the columns have the types of the
+    reader's version.
+    """
+
+    fingerprint: int
+    version: int | None
+    cells: dict[str, Column]
+    slots: dict[str, int]
+    codes: I64Array
+    nullable: U8Array
+    slot_of: I64Array
 
 
 class RowDecoder:
@@ -131,26 +203,24 @@ class RowDecoder:
                 f"{reader.source} has columns named {sorted(clash)}, as the stream's own columns"
             )
         self.schema = pa.schema([*self._rows, *self._metadata])
+        self._layouts: dict[tuple[int, bool], _Layout] = {}
+        self._spare: list[_Memory] = []
 
-    def batch(
-        self, data: npt.NDArray[np.uint8], columns: FrameColumns, rows: npt.NDArray[np.int64]
-    ) -> Any:
+    def batch(self, data: U8Array, columns: FrameColumns, rows: I64Array) -> Any:
         """The frames with these indices as one record batch."""
-        groups = self._groups(columns, rows)
-        tables = [self._decode(data, group) for group in groups]
-        if not tables:
-            arrays = [pa.nulls(len(rows), field.type) for field in self._rows]
-        elif len(tables) == 1:
-            arrays = tables[0]
-        else:
-            order = np.argsort(np.concatenate([group.rows for group in groups]), kind="stable")
-            take = pa.array(order)
-            arrays = [
-                pa.concat_arrays([table[at] for table in tables]).take(take)
-                for at in range(len(self._rows))
-            ]
+        return self.joined([(data, columns, rows)])
+
+    def joined(self, parts: Sequence[RowsOfBytes]) -> Any:
+        """Frames of several blocks, one part after the other, as one record batch."""
+        frames = [(data, columns.words, columns.offset[rows]) for data, columns, rows in parts]
+        try:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = _Memory()
+        arrays = self._decode(frames, memory)
+        self._spare.append(memory)
         for field in self._metadata:
-            arrays.append(_METADATA[field.name](self, data, columns, rows).cast(field.type))
+            arrays.append(_METADATA[field.name](self, frames).cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def batch_of(self, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -161,73 +231,78 @@ class RowDecoder:
         """The columns that a partial frame does not hold."""
         return self._schema_of(one.schema_fp).absent_names(one.absent) if one.absent else ()
 
-    def _groups(self, columns: FrameColumns, rows: npt.NDArray[np.int64]) -> list[_Group]:
-        offset = columns.offset[rows]
-        key_len, before_len, after_len = (
-            _lengths(columns, rows, name) for name in ("key_len", "before_len", "after_len")
-        )
-        flags, op = columns.flags[rows], columns.op[rows]
-        key_at = offset + HEADER_BYTES
-        before_at = key_at + key_len
-        after_at = before_at + before_len
-        has_after = (flags & Flag.HAS_AFTER) != 0
-        has_before = ~has_after & ((flags & Flag.HAS_BEFORE) != 0)
-        is_key = ~has_after & ~has_before & (op != Op.TRUNCATE)
-        is_empty = ~has_after & ~has_before & ~is_key
-        starts = np.where(has_after, after_at, np.where(has_before, before_at, key_at))
-        sizes = np.where(has_after, after_len, np.where(has_before, before_len, key_len))
-        groups = []
-        prints = columns.schema_fp[rows]
-        for fingerprint in np.unique(prints).tolist():
-            schema = None
-            for mask, of_key in ((has_after | has_before, False), (is_key, True)):
-                chosen = np.flatnonzero(mask & (prints == fingerprint))
-                if len(chosen):
-                    schema = schema or self._schema_of(int(fingerprint))
-                    layout = schema.key_columns if of_key else schema.columns
-                    at = starts[chosen]
-                    groups.append(_Group(chosen, at, at + sizes[chosen], schema, layout))
-        if is_empty.any():
-            none = np.empty(0, dtype=np.int64)
-            groups.append(_Group(np.flatnonzero(is_empty), none, none, None, ()))
-        return groups
+    def _decode(self, frames: Sequence[_Frames], memory: _Memory) -> list[Any]:
+        """The columns of rows of all versions."""
+        row_count = sum(len(offsets) for _, _, offsets in frames)
+        done: U8Array = memory.zeros("done", (row_count,), np.uint8)
+        found: dict[int | None, _Cells] = {}
+        row = 0
+        for data, _, offsets in frames:
+            todo = 0 if len(offsets) else -1
+            while todo >= 0:
+                one = trusted_frame(data.data, int(offsets[todo]))
+                has_row = one.flags & (Flag.HAS_AFTER | Flag.HAS_BEFORE)
+                is_key = not has_row and one.op != Op.TRUNCATE
+                layout = self._layout(one, is_key=is_key)
+                into = found.get(layout.version)
+                if into is None:
+                    # Other types than the reader's are rare, and have memory of their own.
+                    own = _Memory() if found else memory
+                    into = _Cells(layout.slots, layout.cells, row_count, own)
+                    found[layout.version] = into
+                bad, todo = cut_frames(
+                    data, offsets, layout.fingerprint, is_key, layout.codes, layout.nullable,
+                    layout.slot_of, row, done, into.first, into.second, into.valid,
+                )  # fmt: skip
+                if bad >= 0:
+                    raise _damaged(self.reader.source, trusted_frame(data.data, int(offsets[bad])))
+            row += len(offsets)
+        if not found:
+            return [pa.nulls(0, field.type) for field in self._rows]
+        tables = [self._arrays(frames, cells) for cells in found.values()]
+        if len(tables) == 1:
+            return tables[0]
+        # A row has its values in the cells of its version, and nulls in all others.
+        return [pc.coalesce(*columns) for columns in zip(*tables, strict=True)]
 
-    def _decode(self, data: npt.NDArray[np.uint8], group: _Group) -> list[Any]:
-        count = len(group.rows)
-        present = {column.name: column for column in group.columns}
-        slots = {
-            name: slot for slot, name in enumerate(n for n in self._rows.names if n in present)
-        }
-        first = np.zeros((len(slots), count), dtype=np.int64)
-        second = np.zeros((len(slots), count), dtype=np.int64)
-        valid = np.zeros((len(slots), count), dtype=np.uint8)
-        if group.schema is not None:
-            bad = rk.decode_rows(
-                data,
-                group.starts,
-                group.stops,
-                np.array([_code_and_type(c)[0] for c in group.columns], dtype=np.int64),
-                np.array([c.nullable for c in group.columns], dtype=np.uint8),
-                np.array([slots.get(c.name, -1) for c in group.columns], dtype=np.int64),
-                first,
-                second,
-                valid,
-            )
-            if bad >= 0:
-                size = int(group.stops[bad] - group.starts[bad])
-                raise FormatError(
-                    f"{group.schema.source}: {size} bytes are not a row of schema "
-                    f"{group.schema.fingerprint:016x}"
-                )
+    def _layout(self, one: FrameView, *, is_key: bool) -> _Layout:
+        """The layout of a frame's row, or of its key."""
+        known = self._layouts.get((one.schema_fp, is_key))
+        if known is None:
+            known = self._new_layout(self._schema_of(one.schema_fp), is_key=is_key)
+            self._layouts[one.schema_fp, is_key] = known
+        return known
+
+    def _new_layout(self, schema: SourceSchema, *, is_key: bool) -> _Layout:
+        names = set(self._rows.names)
+        wanted = {c.name: c for c in self.reader.columns if c.name in names}
+        present = [c for c in schema.columns if c.name in wanted]
+        is_own = any(_meaning(column) != _meaning(wanted[column.name]) for column in present)
+        into = sorted(
+            present if is_own else wanted.values(),
+            key=lambda column: _code_and_type(column)[0] != rk.BYTES,
+        )
+        slots = {column.name: slot for slot, column in enumerate(into)}
+        columns = schema.key_columns if is_key else schema.columns
+        return _Layout(
+            int(np.uint64(schema.fingerprint).astype(np.int64)),
+            schema.fingerprint if is_own else None,
+            {column.name: column for column in into},
+            slots,
+            np.array([_code_and_type(c)[0] for c in columns], dtype=np.int64),
+            np.array([c.nullable for c in columns], dtype=np.uint8),
+            np.array([slots.get(c.name, -1) for c in columns], dtype=np.int64),
+        )
+
+    def _arrays(self, frames: Sequence[_Frames], cells: _Cells) -> list[Any]:
+        texts = cells.texts(frames)
         arrays = []
         for field in self._rows:
-            slot = slots.get(field.name)
-            if slot is None:
-                arrays.append(pa.nulls(count, field.type))
+            column = cells.columns.get(field.name)
+            if column is None:
+                arrays.append(pa.nulls(cells.first.shape[1], field.type))
             else:
-                column = present[field.name]
-                found = _array(column, data, first[slot], second[slot], valid[slot])
-                arrays.append(self._fitted(found, column, field))
+                arrays.append(self._fitted(_array(column, cells, texts), column, field))
         return arrays
 
     def _fitted(self, found: Any, column: Column, field: Any) -> Any:
@@ -244,25 +319,33 @@ class RowDecoder:
 
     # -- metadata -----------------------------------------------------------------------
 
-    def _op(self, data: Any, columns: FrameColumns, rows: Any) -> Any:
-        return _OPS.take(pa.array(columns.op[rows]))
+    def _op(self, frames: Sequence[_Frames]) -> Any:
+        letters = _LETTERS[_field(frames, "op")]
+        edges = np.arange(len(letters) + 1, dtype=np.int32)
+        return pa.Array.from_buffers(
+            pa.string(), len(letters), [None, pa.py_buffer(edges), pa.py_buffer(letters)]
+        )
 
-    def _scn(self, data: Any, columns: FrameColumns, rows: Any) -> Any:
-        return pa.array(columns.scn[rows].view(np.int64))
+    def _scn(self, frames: Sequence[_Frames]) -> Any:
+        return pa.array(_field(frames, "scn").view(np.int64))
 
-    def _seq(self, data: Any, columns: FrameColumns, rows: Any) -> Any:
-        return pa.array(columns.seq[rows].astype(np.int64))
+    def _seq(self, frames: Sequence[_Frames]) -> Any:
+        return pa.array(_field(frames, "seq").astype(np.int64))
 
-    def _commit_time(self, data: Any, columns: FrameColumns, rows: Any) -> Any:
-        return pa.array(columns.commit_us[rows]).cast(pa.timestamp("us", "UTC"))
+    def _commit_time(self, frames: Sequence[_Frames]) -> Any:
+        return pa.array(_field(frames, "commit_us")).cast(pa.timestamp("us", "UTC"))
 
-    def _absent(self, data: Any, columns: FrameColumns, rows: Any) -> Any:
-        values: list[tuple[str, ...] | None] = [None] * len(rows)
-        partial = (columns.flags[rows] & Flag.PARTIAL) != 0
-        for at in np.flatnonzero(partial).tolist():
-            one = trusted_frame(data.data, int(columns.offset[rows[at]]))
-            values[at] = self.absent_names(one)
-        return pa.array(values, type=pa.list_(pa.string()))
+    def _absent(self, frames: Sequence[_Frames]) -> Any:
+        partial = np.flatnonzero(_field(frames, "flags") & Flag.PARTIAL)
+        type_ = pa.list_(pa.string())
+        if not len(partial):
+            return pa.nulls(sum(len(offsets) for _, _, offsets in frames), type_)
+        places = [(data, int(offset)) for data, _, offsets in frames for offset in offsets]
+        values: list[tuple[str, ...] | None] = [None] * len(places)
+        for at in partial.tolist():
+            data, offset = places[at]
+            values[at] = self.absent_names(trusted_frame(data.data, offset))
+        return pa.array(values, type=type_)
 
 
 _METADATA: dict[str, Callable[..., Any]] = {
@@ -272,24 +355,35 @@ _METADATA: dict[str, Callable[..., Any]] = {
     "_commit_time": RowDecoder._commit_time,
     "_absent": RowDecoder._absent,
 }
-_OPS = pa.array([OP_LETTERS.get(op) for op in range(max(OP_LETTERS) + 1)], type=pa.string())
+_LETTERS = np.zeros(256, dtype=np.uint8)
+for _number, _letter in OP_LETTERS.items():
+    _LETTERS[_number] = ord(_letter)
 
 
-def _lengths(
-    columns: FrameColumns, rows: npt.NDArray[np.int64], name: str
-) -> npt.NDArray[np.int64]:
-    return gathered(columns.words, columns.offset[rows], name).astype(np.int64)
+def _field(frames: Sequence[_Frames], name: str) -> npt.NDArray[Any]:
+    """A header field of all frames."""
+    return np.concatenate([gathered(words, offsets, name) for _, words, offsets in frames])
 
 
-def _array(
-    column: Column,
-    data: npt.NDArray[np.uint8],
-    first: npt.NDArray[np.int64],
-    second: npt.NDArray[np.int64],
-    valid: npt.NDArray[np.uint8],
-) -> Any:
-    """An Arrow array of the kernel's results for one column."""
+def _meaning(column: Column) -> tuple[Any, ...]:
+    """What the values of a column depend on, beside their bytes."""
+    is_decimal = column.kind is Kind.DECIMAL
+    return column.kind, is_decimal and (column.precision, column.scale)
+
+
+def _damaged(source: str, one: FrameView) -> FormatError:
+    row = next(part for part in (one.after, one.before, one.key) if part is not None)
+    return FormatError(
+        f"{source}: the {len(row)} bytes at {one.position} are not a row of schema "
+        f"{one.schema_fp:016x}"
+    )
+
+
+def _array(column: Column, cells: _Cells, texts: tuple[Any, I64Array]) -> Any:
+    """The Arrow array of one column; it shares no memory with the cells."""
     code, type_ = _code_and_type(column)
+    slot = cells.slots[column.name]
+    first, valid = cells.first[slot], cells.valid[slot]
     count = len(valid)
     bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
@@ -299,34 +393,24 @@ def _array(
     if code == rk.BOOLEAN:
         return made(type_, np.packbits(first.astype(np.uint8), bitorder="little"))
     if code == rk.DECIMAL:
-        return made(type_, np.stack([first, second], axis=1))
+        return made(type_, np.stack([first, cells.second[slot]], axis=1))
     if code == rk.BYTES:
-        return _bytes_array(column, type_, data, first, second, made)
+        values, edges = texts
+        edges = edges[slot * count : (slot + 1) * count + 1]
+        start, size = int(edges[0]), int(edges[-1] - edges[0])
+        return _bytes_array(
+            column, type_, made, (edges - start).astype(np.int32), values.slice(start, size)
+        )
     if column.kind is Kind.DATE:
         return made(type_, first.astype(np.int32))
     if column.kind is Kind.TIME:
-        edges = np.arange(count + 1, dtype=np.int32) * _TIME_CHARS
-        return made(type_, edges, _time_texts(first))
-    return made(type_, first)
+        every = np.arange(count + 1, dtype=np.int32) * _TIME_CHARS
+        return made(type_, every, _time_texts(first))
+    return made(type_, first.copy())
 
 
-def _bytes_array(
-    column: Column,
-    type_: Any,
-    data: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    made: Callable[..., Any],
-) -> Any:
-    edges = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=edges[1:])
-    if edges[-1] > 2**31 - 1:
-        raise FormatError(f"column {column.name} has {edges[-1]} bytes in one batch, over 2 GiB")
-    values = np.empty(int(edges[-1]), dtype=np.uint8)
-    rk.gather_bytes(data, starts, edges, values)
-    found = made(
-        pa.binary() if column.kind is Kind.DECIMAL else type_, edges.astype(np.int32), values
-    )
+def _bytes_array(column: Column, type_: Any, made: Callable[..., Any], *buffers: Any) -> Any:
+    found = made(pa.binary() if column.kind is Kind.DECIMAL else type_, *buffers)
     if column.kind is Kind.DECIMAL:
         return pa.array([_digits(one, column.scale) for one in found.to_pylist()], type=type_)
     if type_ == pa.string():

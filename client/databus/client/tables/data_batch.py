@@ -109,11 +109,12 @@ class DataBatch:
         """
         if self._arrow is None:
             decoder = self._decoding.decoder(self.schema)
-            batches = [
-                decoder.batch(np.frombuffer(block.data, dtype=np.uint8), block.columns, rows)
-                for block, rows in self._parts
-            ]
-            self._arrow = batches[0] if len(batches) == 1 else _joined(batches)
+            self._arrow = decoder.joined(
+                [
+                    (np.frombuffer(block.data, dtype=np.uint8), block.columns, rows)
+                    for block, rows in self._parts
+                ]
+            )
         return self._arrow
 
     @property
@@ -158,10 +159,3 @@ class DataBatch:
 
     def __repr__(self) -> str:
         return f"<DataBatch {self.source} {len(self)} rows {self.first}..{self.last}>"
-
-
-def _joined(batches: list[Any]) -> Any:
-    import pyarrow as pa
-
-    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined

@@ -206,19 +206,38 @@ class FrameColumns:
     """The headers of a block of frames as columns, one entry a frame.
 
     ``offset`` is int64, in bytes from the block's start.  Each access gathers a field, as a numpy
-    array of the field's width.  ``stop`` is where the last whole frame ends.
+    array of the field's width.  ``stop`` is where the last whole frame ends.  ``headers``, if
+    given, is a copy of all headers back to back: then no access gathers, and fields are views.
     """
 
     words: npt.NDArray[np.uint64]
     offset: npt.NDArray[np.int64]
     stop: int
+    headers: npt.NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def field(self, name: str) -> npt.NDArray[Any]:
         """The header field ``name`` of each frame, in the field's own type."""
+        if self.headers is not None:
+            return header_layout.strided(self.headers, name)
         return header_layout.gathered(self.words, self.offset, name)
+
+    def with_headers(self) -> FrameColumns:
+        """The same with ``headers``, for a reader of many fields."""
+        headers = header_layout.back_to_back(self.words, self.offset)
+        return FrameColumns(self.words, self.offset, self.stop, headers)
+
+    def part(self, first: int, behind: int, start: int, stop: int) -> FrameColumns:
+        """The frames ``first`` .. ``behind`` - 1, as columns of the bytes from ``start`` to
+        ``stop``, which they are."""
+        return FrameColumns(
+            self.words[start >> 3 : stop >> 3],
+            self.offset[first:behind] - start,
+            stop - start,
+            None if self.headers is None else header_layout.part_of(self.headers, first, behind),
+        )
 
     @property
     def length(self) -> npt.NDArray[np.uint32]:

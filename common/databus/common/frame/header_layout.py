@@ -269,6 +269,27 @@ def strided(words: npt.NDArray[np.uint64], name: str) -> npt.NDArray[Any]:
     return found
 
 
+_WORDS = HEADER_BYTES // 8
+
+
+def back_to_back(
+    words: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """A copy of the headers at ``offsets``, as ``strided`` reads them."""
+    if not len(offsets):
+        return words[:0]
+    at_each_word = np.lib.stride_tricks.as_strided(
+        words, (len(words) - _WORDS + 1, _WORDS), (8, 8), writeable=False
+    )
+    found: npt.NDArray[np.uint64] = at_each_word[offsets >> 3].reshape(-1)
+    return found
+
+
+def part_of(headers: npt.NDArray[np.uint64], first: int, behind: int) -> npt.NDArray[np.uint64]:
+    """The headers ``first`` .. ``behind`` - 1 of a copy."""
+    return headers[first * _WORDS : behind * _WORDS]
+
+
 # ---- kernels: one header in a buffer ----
 
 _put_header = kernels.record_writer(_BITS)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
-
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, ReaderOvertaken
 from databus.common.frame.frame_format import (
@@ -51,6 +49,7 @@ class SpanSplitter:
 
     def __init__(self) -> None:
         self._pending = bytearray()
+        self._least_bytes = HEADER_BYTES
         self._left = 0
         self._bound = Position(0, 0)
 
@@ -61,55 +60,66 @@ class SpanSplitter:
 
     def feed(self, chunk: Buffer) -> list[memoryview]:
         """Take ``chunk`` and return the frames that are whole now, back to back, in pieces."""
-        self._pending += chunk
-        if len(self._pending) < HEADER_BYTES:
+        return [piece for piece, _ in self.feed_columns(chunk)]
+
+    def feed_columns(self, *chunks: Buffer) -> list[tuple[memoryview, FrameColumns]]:
+        """As ``feed`` of all chunks joined, each piece with its headers as columns."""
+        if len(self._pending) + sum(map(len, chunks)) < self._least_bytes:
+            for chunk in chunks:
+                self._pending += chunk
+            self._least_bytes = _frame_bytes(self._pending)
             return []
-        length = int(HEADER.unpack_from(self._pending)[1])
-        if HEADER_BYTES <= length <= MAX_FRAME_BYTES and length > len(self._pending):
-            return []
-        block = bytes(self._pending)
+        block = b"".join((self._pending, *chunks))
         try:
             columns = scan(block)
         except FormatError as error:
             if self._is_within_span(block):
                 raise self._overtaken(str(error)) from error
             raise
-        del self._pending[: columns.stop]
+        self._pending = bytearray(block[columns.stop :])
+        self._least_bytes = _frame_bytes(self._pending)
         return self._split(memoryview(block), columns)
 
-    def _split(self, block: memoryview, columns: FrameColumns) -> list[memoryview]:
-        pieces, start = [], 0
-        for index in np.flatnonzero(columns.op == Op.SPAN).tolist():
+    def _split(
+        self, block: memoryview, columns: FrameColumns
+    ) -> list[tuple[memoryview, FrameColumns]]:
+        columns = columns.with_headers()
+        pieces: list[tuple[memoryview, FrameColumns]] = []
+        start = first = 0
+
+        def take(stop: int, behind: int) -> None:
+            if stop > start:
+                piece = columns.part(first, behind, start, stop)
+                self._check(piece)
+                pieces.append((block[start:stop], piece))
+
+        for index in (columns.op == Op.SPAN).nonzero()[0].tolist():
             at = int(columns.offset[index])
-            if at > start:
-                self._check(columns, start, at)
-                pieces.append(block[start:at])
+            take(at, index)
             frame = trusted_frame(block, at)
             if self._left:
                 raise self._overtaken(f"a span begins {self._left} bytes before its end")
             self._left = _span_bytes(frame)
             self._bound = frame.position
-            start = at + frame.length
-        if columns.stop > start:
-            self._check(columns, start, columns.stop)
-            pieces.append(block[start : columns.stop])
+            start, first = at + frame.length, index + 1
+        take(columns.stop, len(columns))
         return pieces
 
-    def _check(self, columns: FrameColumns, start: int, stop: int) -> None:
-        """Check the frames between two offsets against the span, as far as it reaches."""
+    def _check(self, columns: FrameColumns) -> None:
+        """Check frames that lie back to back against the span, as far as it reaches."""
         if not self._left:
             return
-        end = min(stop, start + self._left)
-        first, behind = np.searchsorted(columns.offset, (start, end))
-        scn, seq = columns.scn[first:behind], columns.seq[first:behind]
+        end = min(columns.stop, self._left)
+        count = int(columns.offset.searchsorted(end))
+        scn, seq = columns.scn[:count], columns.seq[:count]
         after = (scn > self._bound.scn) | ((scn == self._bound.scn) & (seq > self._bound.seq))
         if after.any():
-            at = int(np.flatnonzero(after)[0])
+            at = int(after.argmax())
             raise self._overtaken(f"a frame at {Position(int(scn[at]), int(seq[at]))}")
-        last = int(behind) - 1
-        if end < stop and int(columns.offset[last]) + int(columns.length[last]) != end:
+        behind = int(columns.offset[count]) if count < len(columns) else columns.stop
+        if behind != end:
             raise self._overtaken("a frame reaches beyond its end")
-        self._left -= end - start
+        self._left -= end
 
     def _is_within_span(self, block: bytes) -> bool:
         """Whether the first damaged frame of ``block`` is, or may be, one of a span."""
@@ -131,6 +141,13 @@ class SpanSplitter:
             f"the server was overtaken by its writer while it sent the span up to {self._bound}: "
             f"{what}"
         )
+
+
+def _frame_bytes(head: bytearray) -> int:
+    """How many bytes the frame has that begins with ``head``; those of a header if it is not
+    known, or no length of a frame."""
+    length = HEADER.unpack_from(head)[1] if len(head) >= HEADER_BYTES else 0
+    return int(length) if HEADER_BYTES <= length <= MAX_FRAME_BYTES else HEADER_BYTES
 
 
 def _span_bytes(frame: FrameView) -> int:

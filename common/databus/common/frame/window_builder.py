@@ -7,6 +7,7 @@ import numpy as np
 from databus.common.checkpoint import Position
 from databus.common.errors import WindowMissing
 from databus.common.frame.frame_format import EVENT_COUNT, Flag, FrameColumns, Op, pack_frame
+from databus.common.frame.header_layout import END_OF_WINDOW
 
 
 def require_chain(columns: FrameColumns, before: Position) -> None:
@@ -18,7 +19,7 @@ def require_chain(columns: FrameColumns, before: Position) -> None:
     Raises:
         WindowMissing: the end of a window refers to one that has not arrived.
     """
-    ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+    ends = (columns.op == END_OF_WINDOW).nonzero()[0]
     if not len(ends):
         return
     stated_scn, stated_seq = columns.key_hash[ends], columns.schema_fp[ends]

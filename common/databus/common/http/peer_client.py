@@ -59,6 +59,13 @@ class PeerAnswer:
         except (aiohttp.ClientError, OSError) as error:
             raise broke_off(self.server, error) from error
 
+    def read_nowait(self) -> bytes:
+        """The bytes that have arrived; b"" if there are none, or only the end."""
+        try:
+            return self._response.content.read_nowait()
+        except (aiohttp.ClientError, OSError) as error:
+            raise broke_off(self.server, error) from error
+
     async def body(self, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
         """The whole body, of ``limit_bytes`` at most."""
         try:
