@@ -21,6 +21,7 @@ from databus.relay.sources.postgres.protocol.replication_connection import Repli
 from databus.relay.sources.postgres.tables.open_writers import OpenWriters
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
+from databus.relay.sources.postgres.tables.publications import Renewal
 from tests.support.capture import (
     capturing,
     database_config,
@@ -88,8 +89,8 @@ def at_first_wait(
     """What happens while the relay waits for the writers of t for the first time."""
     wait, has_happened = OpenWriters.wait, asyncio.Event()
 
-    async def waited(writers: OpenWriters, table: PostgresTable) -> None:
-        await wait(writers, table)
+    async def waited(writers: OpenWriters, table: PostgresTable, renewal: Renewal) -> None:
+        await wait(writers, table, renewal)
         if table.source == SOURCE and not has_happened.is_set():
             has_happened.set()
             await happens()

@@ -188,10 +188,8 @@ class PostgresSource:
             if slot is not None:
                 _log.warning(
                     "database %s: slot %s of an earlier ring (confirmed %s) is created again",
-                    self._settings.name,
-                    self._settings.slot,
-                    format_lsn(slot.confirmed_lsn or 0),
-                )
+                    self._settings.name, self._settings.slot, format_lsn(slot.confirmed_lsn or 0),
+                )  # fmt: skip
                 await self._catalogue.drop_slot()
             self._acked_scn = scn_before(await postgres_lineage.create_slot(self._settings))
         except (PostgresError, asyncpg.PostgresError) as error:
@@ -202,14 +200,15 @@ class PostgresSource:
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See slot_stream.py."""
+        after_scn = max(after_scn, self._published.renewal.begin_scn)
+        self._published = self._published.renewed(begin_scn=0)
         self._acked_scn = max(self._acked_scn, after_scn)
         stored = self._restored[0] if self._restored else PostgresResumeState(self._timeline)
         announced = AnnouncedSchemas(stored.announced)
         announced.assume(self._schemas_at_open)
+        name = self._settings.name
         for source, change in self._suspend_first.items():
-            _log.warning(
-                "database %s: %s is suspended: %s", self._settings.name, source, change.why
-            )
+            _log.warning("database %s: %s is suspended: %s", name, source, change.why)
             self._suspended.suspend(
                 source, after_scn, change.why, rows_remain=change.rows_remain,
                 waits_for=change.waits_for,
@@ -297,7 +296,7 @@ class PostgresSource:
         table = await self._found(source)
         if source in self._unpublished:
             raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
-        await self._writers.wait(table)
+        await self._writers.wait(table, self._published.renewal)
         table.schema(self._settings.special_values)
         if self._stream is not None:
             await self._stream.come_to_now()
@@ -477,9 +476,8 @@ class PostgresSource:
         if self._stream is not None:
             self._stream.add_found(self._published.oids)
         name = self._settings.name
-        for source, reason in unpublished.items():
-            if source not in before:
-                _log.warning("database %s: %s is not captured: %s", name, source, reason)
+        for source in unpublished.keys() - before.keys():
+            _log.warning("database %s: %s is not captured: %s", name, source, unpublished[source])
         self._unpublished = unpublished
 
     async def _suspend_eventless(self, oids: dict[str, int], unpublished: dict[str, str]) -> None:
@@ -555,7 +553,7 @@ class PostgresSource:
         changed with their definition.
         """
         is_new = not self._resumes and self._stream is None
-        whole = []
+        whole, is_altered = [], False
         for table in tables:
             problem = publication.problem(table)
             if problem is not None:
@@ -580,12 +578,14 @@ class PostgresSource:
             known = self._published.of(table.source)
             if gap and (known is not None or not await self._catalogue.is_empty(table)):
                 self._suspend(table.source, gap)
+                is_altered |= known is None or known.version != publication.version_of(table)
         later = {table.oid for table in whole if table.source in self._redefined_in_stream}
         found = {oid: found for oid, found in definitions.items() if oid not in later}
         self._moved.seen(whole, found)
         after = self._published.after(whole, publication, found)
-        if after != self._published:
-            self._published = after
+        resolved = self._stream.resolved if self._stream is not None else 0
+        after = await self._writers.renewal(after, is_altered=is_altered, resolved=resolved)
+        self._published = after if after != self._published else self._published
 
     def _suspend_until(self, source: str, why: str, cure: str) -> None:
         """Suspend a table; it is not read before ``waits_for`` is done."""

@@ -79,6 +79,7 @@ class PostgresResumeState:
                 "stopped": {name: [one.since_scn, one.why] for name, one in suspended},
                 "announced": self.announced,
                 "given": self.published.to_json(),
+                "renewal": self.published.renewal.to_json(),
             }
         )
 
@@ -98,7 +99,7 @@ def decode_resume_state(text: str) -> PostgresResumeState:
                 for name, (since_scn, why) in document.get("stopped", {}).items()
             },
             AnnouncedSchemas(document.get("announced", "")).encode(),
-            decode_published(document.get("given")),
+            decode_published(document.get("given"), document.get("renewal")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{text[:200]!r} is no resume state of a slot: {error}") from error

@@ -49,6 +49,10 @@ _KEEP_ALIVE_S = 1.0
 _REQUEST_REPLY_AFTER_S = 10.0
 _SILENCE_S = 60.0
 _QUIET_S = 1.0
+_RENEWED = (
+    "the publication was altered beside open transactions: the relay connects again, for this "
+    "version of PostgreSQL goes on with the publication that such a transaction saw"
+)
 _RESOLVED_S = 0.05
 _BEHIND_US = 20_000
 _POLL_S = 0.01
@@ -229,7 +233,8 @@ class SlotStream:
                 quiet_s = clock() - reported_at_s
                 due = quiet_s >= (_RESOLVED_S if self._windows.resolved > reported else _QUIET_S)
                 batch = self._batch()
-                if batch.data or batch.schemas or batch.persist_first or due:
+                is_new = batch.data or batch.schemas or batch.persist_first
+                if is_new or due or self._ends_because:
                     reported, reported_at_s = batch.resolved, clock()
                     yield batch
                 if self._ends_because and not self._windows.has_pending_suspensions:
@@ -376,6 +381,8 @@ class SlotStream:
                 self.discovery_error = ""
                 if not self._catalogue.renames_partitions:
                     self._end_after(self._published().repartitioned(before))
+                if self._published().renewal.begin_scn:
+                    self._ends_because = _RENEWED
             except (DatabusError, asyncpg.PostgresError) as error:
                 self.discovery_error = str(error)
                 _log.warning("database %s: discovery of tables: %s", self._settings.name, error)

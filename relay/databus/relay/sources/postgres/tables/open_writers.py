@@ -1,7 +1,13 @@
-"""The open transactions that have written to suspended tables, for which dumps wait.
+"""The open transactions for which dumps of suspended tables wait.
 
 What a transaction wrote to a table while the publication did not give it has no events.  Only when
 it has ended does a SELECT show these rows, or that there are none.
+
+A transaction that was open while the publication was altered is decoded with the publication that
+it saw.  Until PostgreSQL 14.18, 15.13, 16.9 and 17.5 the process that sends the stream then keeps
+this publication for later transactions, too: their changes do not come, and no error does.  With
+such a server suspended tables wait until these transactions have ended, the stream has passed them,
+and another process sends it.
 """
 
 from __future__ import annotations
@@ -9,13 +15,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from databus.common.errors import UnsupportedChange
+from databus.common.errors import SourceUnavailable, UnsupportedChange
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
+from databus.relay.sources.postgres.tables.publications import PublishedTables, Renewal
 
 WAIT_S = 2.0
 """How long dumps wait for one transaction, all tables together."""
 _EVERY_S = 0.1
+_DONE = Renewal()
 
 
 class OpenWriters:
@@ -25,7 +33,8 @@ class OpenWriters:
         I1. ``wait`` returns only if every transaction has ended that had written to the table at
             the first ``wait`` after its last suspension.  Later ones do not matter: on a busy table
             there is always one.
-        I2. One transaction holds up the dumps for WAIT_S at most, however many tables it has
+        I2. It returns only if the stream does not have to be connected again.
+        I3. One transaction holds up the dumps for WAIT_S at most, however many tables it has
             written to and however often they are tried.
 
     Owner: the source's loop.
@@ -40,12 +49,37 @@ class OpenWriters:
         """The table is suspended again, or resumed: the next ``wait`` is a first one."""
         self._left.pop(source, None)
 
-    async def wait(self, table: PostgresTable) -> None:
+    async def renewal(
+        self, published: PublishedTables, *, is_altered: bool, resolved: int
+    ) -> PublishedTables:
+        """The publication of a discovery, with what the stream waits for.
+
+        ``is_altered``: it is another one than at the discovery before.  ``resolved``: the scn up to
+        which the stream has every commit.
+        """
+        catalogue = self._catalogue
+        if is_altered and not catalogue.has_fresh_senders:
+            published = published.renewed(open_xid=await catalogue.next_xid(), passed_scn=0)
+        waits = published.renewal
+        if waits.open_xid and await catalogue.have_ended(waits.open_xid):
+            published = published.renewed(open_xid=0, passed_scn=await catalogue.written_scn())
+            waits = published.renewal
+        if waits.passed_scn and resolved >= waits.passed_scn:
+            published = published.renewed(passed_scn=0, begin_scn=waits.passed_scn)
+        return published
+
+    async def wait(self, table: PostgresTable, renewal: Renewal = _DONE) -> None:
         """Wait for the end of the transactions that have written to a suspended table.
 
         Raises:
-            UnsupportedChange: one of them is still open; it is named.
+            SourceUnavailable: the stream has to be connected again first.
+            UnsupportedChange: one of the transactions is still open; it is named.
         """
+        if renewal.is_pending:
+            raise SourceUnavailable(
+                f"{table.source} is read once the stream is connected again, behind the "
+                "transactions that were open when the publication was altered"
+            )
         deadline_s, before = time.monotonic() + WAIT_S, self._left.get(table.source)
         if before is None:
             before = await self._catalogue.writers(table)

@@ -53,6 +53,13 @@ from databus.relay.sources.postgres.tables.table_definitions import (
 )
 
 _SCHEMAS_SINCE = _RENAMES_SINCE = 15
+_FRESH_SENDERS_SINCE = {14: 18, 15: 13, 16: 9, 17: 5}
+"""The first minor versions whose senders notice an alteration beside open transactions."""
+_XIDS_SQL = """
+SELECT pg_catalog.pg_snapshot_xmin(s.now)::text AS oldest,
+       pg_catalog.pg_snapshot_xmax(s.now)::text AS next
+FROM (SELECT pg_catalog.pg_current_snapshot() AS now) AS s
+"""
 _ANSWER_S = 60.0
 SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
 
@@ -302,6 +309,21 @@ class Catalogue:
     def renames_partitions(self) -> bool:
         """Whether the server's stream notices that a table was attached to a root, or detached."""
         return bool(self._session.get_server_version().major >= _RENAMES_SINCE)
+
+    @property
+    def has_fresh_senders(self) -> bool:
+        """Whether a sender notices that a publication was altered beside open transactions."""
+        version = self._session.get_server_version()
+        fixed_in = _FRESH_SENDERS_SINCE.get(version.major)
+        return version.major >= 18 or (fixed_in is not None and version.micro >= fixed_in)
+
+    async def next_xid(self) -> int:
+        """Transactions that are open now have lower ids, or have written nothing yet."""
+        return int((await self.fetch(_XIDS_SQL))[0]["next"])
+
+    async def have_ended(self, xid: int) -> bool:
+        """Whether every transaction with an id below ``xid`` has ended."""
+        return int((await self.fetch(_XIDS_SQL))[0]["oldest"]) >= xid
 
     async def publication(self) -> Publication | None:
         """The relay's publication; None if there is none of this name."""

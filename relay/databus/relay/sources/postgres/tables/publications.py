@@ -225,10 +225,37 @@ NO_OID = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """What the stream waits for before it is connected again; 0: for nothing.
+
+    First ``open_xid``: every transaction below it has ended.  Then ``passed_scn``: the stream has
+    every commit up to it.  Then the next stream begins at ``begin_scn``.
+    """
+
+    open_xid: int = 0
+    passed_scn: int = 0
+    begin_scn: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the stream that is connected now may lack changes."""
+        return bool(self.open_xid or self.passed_scn or self.begin_scn)
+
+    def to_json(self) -> list[int]:
+        """For the resume state."""
+        return [self.open_xid, self.passed_scn, self.begin_scn]
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedTables:
     """The publication at the last check, by source; None: not known yet."""
 
     tables: Mapping[str, PublishedTable] | None = None
+    renewal: Renewal = Renewal()
+
+    def renewed(self, **changes: int) -> PublishedTables:
+        """The same, with these changes of ``renewal``."""
+        return replace(self, renewal=replace(self.renewal, **changes)) if changes else self
 
     def of(self, source: str) -> PublishedTable | None:
         """The table of this name; None: there was none."""
@@ -437,19 +464,21 @@ def _moved(known: Mapping[int, int], now: Mapping[int, Partition], moved: Collec
     return ""
 
 
-def decode_published(document: Any) -> PublishedTables:
-    """Read the result of ``to_json``.
+def decode_published(document: Any, renewal: Any) -> PublishedTables:
+    """Read the results of ``to_json``; ``renewal``: None in states of earlier versions.
 
     Raises:
         ValueError, TypeError, AttributeError: it is something else.
     """
+    waits = Renewal(*(int(one) for one in renewal or ()))
     if document is None:
-        return PublishedTables()
+        return PublishedTables(renewal=waits)
     return PublishedTables(
         {
             str(source): _stored(*stored)  # Earlier versions stored no definition.
             for source, stored in document.items()
-        }
+        },
+        waits,
     )
 
 
