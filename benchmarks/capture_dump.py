@@ -3,7 +3,7 @@
 A table of ten columns is dumped through the fetcher's own code into a ring; beside it, in the
 same run, the database's own client drains the same table (`mariadb -e SELECT`, psql's \\copy)
 as the limit, and Debezium takes it by an initial snapshot.  Then a writer commits 1,000 rows a
-second: alone, beside a dump as it is by default, which rests while the stream brings changes, and
+second: alone, beside a dump as it is by default, which pauses while the stream brings changes, and
 beside one that does not; what is compared is the time from a commit's return until its row is in
 the ring.
 """
@@ -50,9 +50,9 @@ RATE = 1000
 BESIDE: dict[str, dict[str, int] | None] = {
     "alone": None,
     "while a dump runs": {},
-    "while a dump runs without rests": {"share": 100},
+    "while a dump runs without pauses": {"share": 100},
 }
-"""Without rests a dump takes whatever processor the database and the relay are given."""
+"""Without pauses a dump takes whatever processor the database and the relay are given."""
 
 
 class TimedFetcher(Fetcher):

@@ -7,7 +7,7 @@ the table.  What a rewrite of the base costs is shown beside it, and what an app
 its share of the next rewrite.
 
 The bootstrap is served over loopback by a server process and read by one process that checks
-each frame where it has come to lie, or receives and looks at nothing; the limit is one thread
+each frame in the receive buffer, or receives and looks at nothing; the limit is one thread
 that reads the same Parquet with pyarrow.
 
 ``--only memory`` measures instead how much memory ``databus apply --once`` takes at its defaults,

@@ -64,7 +64,7 @@ still to come; whether something is to be sent, and whether an error came."""
 
 
 class Sender(Protocol):
-    """Where a publisher sends to; it lives in the publisher's process."""
+    """Where a publisher sends to; it is in the publisher's process."""
 
     def send(self, windows: bytes) -> None:
         """Send what is due, which may be nothing."""

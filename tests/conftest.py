@@ -33,7 +33,7 @@ hypothesis.settings.load_profile("databus")
 # A server of a test does not restart itself in the middle because kernels were edited.
 os.environ["DATABUS_COMPILE_FIRST"] = "1"
 
-# Each of the tests' Sparks lives for seconds: it takes its classes from the archive that
+# Each of the tests' Sparks runs for seconds: it takes its classes from the archive that
 # scripts/compile.sh made, where there is one, and compiles quickly instead of well.
 _CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
 os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:SharedArchiveFile={_CLASSES} -XX:TieredStopAtLevel=1"

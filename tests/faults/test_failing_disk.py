@@ -58,7 +58,7 @@ class Disk:
         self.folder = ""
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """The hook; it stays for as long as the process lives."""
+        """The hook; it stays for as long as the process runs."""
         if self.folder and event in _EVENTS and isinstance(arguments[0], str | os.PathLike):
             self.reach(event, str(arguments[0]))
 

@@ -24,7 +24,6 @@ from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import DATA_OFFSET
 from databus.relay.ring.schema_registry import Registry, RegistryReader
 from tests.faults.test_ring_crash import damage, retained
-from tests.support.config_text import generator_text
 from tests.support.failing_sync import FailingSync
 from tests.support.relay_process import RelayProcess
 from tests.support.scripted_fetcher import (
@@ -246,12 +245,7 @@ def test_the_fetchers_process_ends_with_a_sync_that_failed_and_the_next_one_lack
     failing = FailingSync(tmp_path, "/gen/ring")
     for name in ("LD_PRELOAD", "FAILING_PATH", "FAILING_AT"):
         monkeypatch.setenv(name, failing.environment[name])
-    config = tmp_path / "relay.toml"
-    config.write_text(generator_text(tmp_path, 2000))
-    with RelayProcess(config) as relay:
-        relay.ready()
-        # A ring whose first sync fails is opened again by the same process.
-        eventually_sync(lambda: relay.state("gen")["state"] == "streaming", 30, "it streams")
+    with RelayProcess.streaming(tmp_path, 2000) as relay:
         fetcher = relay.fetcher()
         failing.arm()
         eventually_sync(lambda: not fetcher.is_running(), 30, "the fetcher ends")

@@ -110,7 +110,7 @@ def kill_again_and_again(
         for _ in range(KILLS):
             wait_s(rng.uniform(0.1, longest_s))
             KILLERS[target](system, running)
-        # A consumer that was away for the whole time comes by the bootstrap.
+        # A consumer that was away for the whole time reads from the bootstrap.
         late = system.start_consumer("late")
         wait_s(1)
     system.wait_until_equal()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from databus.relay.ring.ring_check import check
-from tests.support.config_text import generator_text
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import PATIENCE, eventually_sync
 
@@ -17,11 +16,7 @@ from tests.support.waiting import PATIENCE, eventually_sync
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_folder_that_is_moved_away_ends_its_streams_and_is_made_again(tmp_path: Path) -> None:
-    config = tmp_path / "relay.toml"
-    config.write_text(generator_text(tmp_path, 500))
-    with RelayProcess(config) as relay:
-        relay.ready()
-        eventually_sync(lambda: relay.state("gen")["state"] == "streaming", 60, "it streams")
+    with RelayProcess.streaming(tmp_path, 500) as relay:
         fetcher = relay.fetcher()
         url = f"{relay.url}/v1/gen/stream?start=oldest&follow=true&format=ndjson"
         with urllib.request.urlopen(url, timeout=60 * PATIENCE) as answer:

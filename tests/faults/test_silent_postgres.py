@@ -28,7 +28,12 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
 
-ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY)"
+
+@pytest.fixture
+def db(postgres_database: FreshDatabase) -> FreshDatabase:
+    """A database with the table ``public.orders``."""
+    postgres_database.execute("CREATE TABLE public.orders (id int PRIMARY KEY)")
+    return postgres_database
 
 
 @pytest.fixture
@@ -41,10 +46,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_stream_that_hangs_is_given_up_and_restarts(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
     parts = urlsplit(db.url)
     assert parts.hostname and parts.port
     async with FaultyProxy(parts.hostname, parts.port) as proxy:
@@ -66,9 +69,7 @@ async def test_a_stream_that_hangs_is_given_up_and_restarts(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_quiet_server_is_probed_and_not_given_up(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
+async def test_a_quiet_server_is_probed_and_not_given_up(db: FreshDatabase) -> None:
     db.execute(f"ALTER DATABASE {db.name} SET wal_sender_timeout = 0")  # No keepalive of its own.
     async with opened_on(db) as (source, start):
         async with contextlib.aclosing(source.stream(start)) as batches:
@@ -82,10 +83,8 @@ async def test_a_quiet_server_is_probed_and_not_given_up(postgres_database: Fres
 
 
 async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_not(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
     async with opened_on(db) as (source, start):
         async with contextlib.aclosing(source.stream(start)) as batches:
             await anext(batches)
@@ -108,10 +107,8 @@ async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_chunk_whose_server_hangs_is_given_up_and_read_again(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
     db.execute("INSERT INTO orders VALUES (1)")
     parts = urlsplit(db.url)
     assert parts.hostname and parts.port
@@ -132,10 +129,8 @@ async def test_a_chunk_whose_server_hangs_is_given_up_and_read_again(
 
 @pytest.mark.usefixtures("impatient")
 async def test_one_process_that_hangs_between_two_statements_is_given_up(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
     db.execute("INSERT INTO orders VALUES (1)")
     async with opened(config_of(db)) as source:
         table = await source._table("public.orders")
@@ -156,14 +151,12 @@ async def test_one_process_that_hangs_between_two_statements_is_given_up(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_process_that_is_stopped_while_it_works_is_named_and_given_up(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next read of the same table may take twice as long."""
     monkeypatch.setattr(replication_connection, "_ANSWER_S", 1.0)
     monkeypatch.setattr(postgres_chunks, "_WORK_LIMIT_S", 4.0)
-    db = postgres_database
     db.execute("CREATE VIEW public.waiting AS SELECT 1 AS id FROM pg_sleep(90)")
-    db.execute(ORDERS)
     db.execute("INSERT INTO orders VALUES (1)")
     async with opened(config_of(db)) as source:
         table = await source._table("public.orders")

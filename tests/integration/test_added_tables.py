@@ -42,7 +42,7 @@ def relay_config(folder: Path, database: FreshDatabase, *tables: str) -> Config:
 
 
 class Follower:
-    """Counts what comes on one connection for as long as it lives."""
+    """Counts what comes on one connection for as long as it is open."""
 
     def __init__(self) -> None:
         self.row_count = 0

@@ -118,7 +118,7 @@ async def test_the_least_rights_are_enough_to_read_a_binlog_position(
 async def test_a_location_that_the_server_does_not_have_is_not_used(
     mariadb_database: FreshDatabase, requests: list[BinlogRequest], change: dict[str, Any]
 ) -> None:
-    """It is another server, or was restored: then from the beginning of a file, as ever."""
+    """It is another server, or was restored: then from the beginning of a file."""
     database = mariadb_database
     seen = await first_rows(database)
     resume_state = json.loads(seen.resume_state)

@@ -52,8 +52,8 @@ def url(request: pytest.FixtureRequest, database: FreshDatabase) -> str:
     return database.url + ("?ssl-mode=required" if encrypted else "")
 
 
-def thinking(database: FreshDatabase) -> list[tuple[object, ...]]:
-    """The queries that the server is busy with for us."""
+def running_queries(database: FreshDatabase) -> list[tuple[object, ...]]:
+    """The queries that the server runs for the test."""
     return database.execute(
         "SELECT ID FROM information_schema.PROCESSLIST "
         f"WHERE INFO LIKE '%SLEEP%{database.name}%' AND ID <> CONNECTION_ID()"
@@ -61,9 +61,9 @@ def thinking(database: FreshDatabase) -> list[tuple[object, ...]]:
 
 
 def end(database: FreshDatabase) -> None:
-    for (number,) in thinking(database):
+    for (number,) in running_queries(database):
         database.execute(f"KILL {number}")
-    eventually_sync(lambda: not thinking(database))
+    eventually_sync(lambda: not running_queries(database))
 
 
 def test_a_close_ends_the_wait_of_another_thread(database: FreshDatabase, url: str) -> None:
@@ -79,11 +79,13 @@ def test_a_close_ends_the_wait_of_another_thread(database: FreshDatabase, url: s
     query_task = threading.Thread(target=ask)
     query_task.start()
     try:
-        eventually_sync(lambda: thinking(database))
+        eventually_sync(lambda: running_queries(database))
         connection.close()
         query_task.join(SLOW_S)
         assert [type(outcome) for outcome in ended] == [SourceUnavailable]
-        assert thinking(database), "neither the close nor the thread has waited for the answer"
+        assert running_queries(database), (
+            "neither the close nor the thread has waited for the answer"
+        )
     finally:
         end(database)
         query_task.join()
@@ -106,7 +108,7 @@ async def test_a_chunk_that_is_given_up_ends_at_the_server(
     try:
         monkeypatch.setattr(mysql_chunks, "read_chunk", slow)
         reading = asyncio.ensure_future(source.read_chunk(ChunkRequest(f"{database.name}.t", 10)))
-        await eventually(lambda: asyncio.to_thread(thinking, database))
+        await eventually(lambda: asyncio.to_thread(running_queries, database))
         reading.cancel()
         await asyncio.wait([reading], timeout=SLOW_S / 3)
         assert reading.cancelled(), "it was waited for"
@@ -115,7 +117,7 @@ async def test_a_chunk_that_is_given_up_ends_at_the_server(
         assert len(chunk.rows) == 1
 
         async def ended() -> bool:
-            return not await asyncio.to_thread(thinking, database)
+            return not await asyncio.to_thread(running_queries, database)
 
         await eventually(ended, SLOW_S / 9, "the query was ended at the server")
     finally:
@@ -198,10 +200,10 @@ async def test_a_dump_that_is_cancelled_ends_the_query_that_it_waits_for(
         await streaming(fetcher)
         monkeypatch.setattr(mysql_chunks, question, slow)
         try:
-            await cancelled_while(fetcher, lambda: asyncio.to_thread(thinking, database))
+            await cancelled_while(fetcher, lambda: asyncio.to_thread(running_queries, database))
 
             async def ended() -> bool:
-                return not await asyncio.to_thread(thinking, database)
+                return not await asyncio.to_thread(running_queries, database)
 
             await eventually(ended, SLOW_S / 9, "the query was ended at the server")
         finally:

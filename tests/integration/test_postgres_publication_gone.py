@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from databus.common.config import DatabaseConfig
 from databus.relay.processes.fetcher import Fetcher
 from tests.support.capture import (
     capturing,
@@ -37,6 +39,11 @@ def reader(postgres_database: FreshDatabase) -> Iterator[str]:
     db.execute(f"DROP ROLE {name}")
 
 
+def config_of(url: str, **options: Any) -> DatabaseConfig:
+    config = database_config("shop", url, "public.*", discover_every="200ms", **options)
+    return config.model_copy(update={"resync": "auto"})
+
+
 async def test_a_relay_makes_its_own_publication_again_with_all_tables(
     postgres_database: FreshDatabase, tmp_path: Path
 ) -> None:
@@ -44,9 +51,7 @@ async def test_a_relay_makes_its_own_publication_again_with_all_tables(
     db, folder = postgres_database, tmp_path / "shop"
     for table in ("t", "other"):
         db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
-    config = database_config("shop", db.url, "public.*", discover_every="200ms").model_copy(
-        update={"resync": "auto"}
-    )
+    config = config_of(db.url)
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         db.execute("INSERT INTO t VALUES (1)")
@@ -74,9 +79,7 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     db.execute("CREATE TABLE other (id int PRIMARY KEY)")
     db.execute(CREATE)
-    config = database_config(
-        "shop", reader, "public.*", publication="given", discover_every="200ms"
-    ).model_copy(update={"resync": "auto"})
+    config = config_of(reader, publication="given")
     is_silent = int(db.execute("SHOW server_version_num")[0][0]) >= 18_00_00
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -129,9 +132,7 @@ async def test_a_table_that_loses_its_key_does_not_prevent_the_check_of_others(
     db, folder = postgres_database, tmp_path / "shop"
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     db.execute("CREATE PUBLICATION given FOR TABLE t WITH (publish_via_partition_root = true)")
-    config = database_config(
-        "shop", reader, "public.*", publication="given", discover_every="200ms"
-    ).model_copy(update={"resync": "auto"})
+    config = config_of(reader, publication="given")
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         db.execute("ALTER TABLE t REPLICA IDENTITY NOTHING")

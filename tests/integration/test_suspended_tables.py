@@ -77,6 +77,12 @@ def equality(database: FreshDatabase, folder: Path) -> Callable[[str], bool]:
     return equal
 
 
+async def streamed_again(fetcher: Fetcher, is_equal: Callable[[], bool]) -> None:
+    """Return when a table's changes are in the ring, and the status warns of no table."""
+    await eventually(is_equal, 60, "its changes are streamed again")
+    await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
+
+
 def create(database: FreshDatabase, *tables: str) -> None:
     """Tables of a key and a value."""
     for table in tables:
@@ -185,8 +191,7 @@ async def test_a_table_whose_changes_were_hidden_is_suspended_alone_and_a_dump_r
         await dump(folder, hidden)
         await eventually(lambda: equal("hidden"), 60, "the dump has brought its rows")
         database.execute("UPDATE hidden SET v = v + 10")
-        await eventually(lambda: equal("hidden"), 60, "its changes are streamed again")
-        await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
+        await streamed_again(fetcher, lambda: equal("hidden"))
 
 
 async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_found_in(
@@ -325,8 +330,7 @@ async def test_a_table_without_a_key_made_while_the_relay_was_away_suspends_no_o
         assert rows_of(folder, "public.odd") == {}, "suspended at the start"
         await dump(folder, "public.odd")
         db.execute("UPDATE odd SET v = v + 10")
-        await eventually(lambda: equal("odd"), 60, "it is whole, and streamed again")
-        await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
+        await streamed_again(fetcher, lambda: equal("odd"))
 
 
 async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlite(
@@ -376,8 +380,7 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlit
             await eventually(lambda: equal("odd"), 60, "the dump has brought its rows")
             db.execute("DROP TABLE keyless")
             db.execute("UPDATE odd SET v = v || 'x'")
-            await eventually(lambda: equal("odd"), 60, "its changes are streamed again")
-            await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
+            await streamed_again(fetcher, lambda: equal("odd"))
 
 
 async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postgresql(
@@ -428,5 +431,4 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postg
         await dump(folder, "public.days")
         await eventually(lambda: equal("days"), 60, "the dump has brought its rows")
         db.execute("UPDATE days SET v = v + 10")
-        await eventually(lambda: equal("days"), 60, "its changes are streamed again")
-        await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
+        await streamed_again(fetcher, lambda: equal("days"))

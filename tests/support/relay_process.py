@@ -17,6 +17,7 @@ from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameView, Op
 from databus.common.table_state import TableState, decode_table_state
 from databus.relay.ring.ring import Ring
+from tests.support.config_text import generator_text
 from tests.support.processes import wait_process_gone
 from tests.support.waiting import PATIENCE, eventually_sync
 
@@ -55,6 +56,21 @@ class RelayProcess:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, self.log.read_text()
+
+    @classmethod
+    def streaming(cls, folder: Path, events_per_second: int) -> Self:
+        """A relay over the generator, once it streams the database ``gen``."""
+        config = folder / "relay.toml"
+        config.write_text(generator_text(folder, events_per_second))
+        relay = cls(config)
+        try:
+            relay.ready()
+            # A ring whose first sync fails is opened again by the same process.
+            eventually_sync(lambda: relay.state("gen")["state"] == "streaming", 60, "it streams")
+        except BaseException:
+            relay.end()
+            raise
+        return relay
 
     def __enter__(self) -> Self:
         return self

@@ -72,6 +72,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         child.wait(10 * PATIENCE)
 
 
+@pytest.fixture
+def port(free_port: Callable[[], int]) -> int:
+    """The port of the bootstrap server."""
+    return free_port()
+
+
 def _runs(child: subprocess.Popen[bytes]) -> bool:
     return child.poll() is None
 
@@ -111,9 +117,8 @@ def status_of(port: int) -> dict[str, Any]:
 @pytest.mark.spark
 @pytest.mark.slow
 async def test_writer_server_and_applier_run_together_and_end_together(
-    tmp_path: Path, start: Start, free_port: Callable[[], int]
+    tmp_path: Path, start: Start, port: int
 ) -> None:
-    port = free_port()
     async with relay_of(tmp_path, 2000) as relay:
         config = config_of(tmp_path, relay.url, port)
         child = start("run_bootstrap", config)
@@ -165,9 +170,8 @@ def test_java_ends_with_an_applier_that_is_killed_while_java_starts(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.faults
 async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is_killed(
-    tmp_path: Path, start: Start, free_port: Callable[[], int]
+    tmp_path: Path, start: Start, port: int
 ) -> None:
-    port = free_port()
     async with relay_of(tmp_path, 100) as relay:
         child = start("run_bootstrap", config_of(tmp_path, relay.url, port))
 
@@ -198,7 +202,7 @@ NO_THREAD = "started, but there is no thread to follow it"
 def test_an_applier_that_does_not_come_up_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: str
 ) -> None:
-    # A child that stores what it was sent and lives until its stdin ends.
+    # A child that stores what it was sent and runs until its stdin ends.
     received = tmp_path / "received"
     code = f"import sys; open({str(received)!r}, 'wb').write(sys.stdin.buffer.readline())"
     monkeypatch.setattr(bootstrap_processes, "APPLIER_CHILD", f"{code}; sys.stdin.buffer.read()")
@@ -273,9 +277,8 @@ def test_an_applier_that_cannot_begin_prints_why_and_nothing_else() -> None:
 
 @pytest.mark.slow
 async def test_writer_and_server_run_apart_and_each_alone_may_be_killed(
-    tmp_path: Path, start: Start, free_port: Callable[[], int]
+    tmp_path: Path, start: Start, port: int
 ) -> None:
-    port = free_port()
     async with relay_of(tmp_path, 500) as relay:
         config = config_of(tmp_path, relay.url, port)
         server = start("run_server", config)

@@ -85,6 +85,18 @@ async def bootstrap_of(folder: Path, windows: list[bytes]) -> AsyncIterator[str]
         await serving
 
 
+@contextlib.asynccontextmanager
+async def both(
+    folder: Path, windows: list[bytes], logged: list[bytes]
+) -> AsyncIterator[tuple[LiveRelay, str]]:
+    """A relay that has evicted the first windows, and the URL of a bootstrap server."""
+    async with (
+        small_relay(folder / "relay", windows) as relay,
+        bootstrap_of(folder / "bootstrap", logged) as url,
+    ):
+        yield relay, url
+
+
 def test_a_time_is_a_moment_whatever_its_zone() -> None:
     noon = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
     here = noon.astimezone(dt.timezone(dt.timedelta(hours=-8)))
@@ -164,7 +176,7 @@ async def test_a_window_after_a_time_ahead_of_the_stream_is_read_again_and_not_l
 
     recorder = Recorder(trouble)
     async with live.served():
-        # The buffer has let go of the window's beginning, and there is no checkpoint.
+        # The buffer has dropped the window's beginning, and there is no checkpoint.
         client = make(recorder, live.url, start=at(100), buffer_bytes=1000)
         async with serving(client):
             await eventually(lambda: client.status.is_flowing)
@@ -195,10 +207,7 @@ async def test_a_time_that_the_ring_has_left_goes_through_the_bootstrap_and_back
     tmp_path: Path, first: int
 ) -> None:
     made = orders(*range(4, 900))
-    async with (
-        small_relay(tmp_path / "relay", made) as relay,
-        bootstrap_of(tmp_path / "bootstrap", made[:-20]) as url,
-    ):
+    async with both(tmp_path, made, made[:-20]) as (relay, url):
         assert relay.writer.state.min.scn > 500
         recorder = Recorder()
         client = make(recorder, relay.url, bootstraps=[url], start=at(first - 0.5))
@@ -212,10 +221,7 @@ async def test_a_time_that_no_server_holds_is_an_error_and_never_a_gap(
     tmp_path: Path, retained: slice
 ) -> None:
     made = orders(*range(4, 900))
-    async with (
-        small_relay(tmp_path / "relay", made) as relay,
-        bootstrap_of(tmp_path / "bootstrap", made[retained]) as url,
-    ):
+    async with both(tmp_path, made, made[retained]) as (relay, url):
         with pytest.raises(LogTooYoung, match="committed at 9999999 us or before") as caught:
             await consume(
                 make(Recorder(), relay.url, bootstraps=[url], start=at(10)), Recorder(), 899
@@ -229,10 +235,7 @@ async def test_a_seek_to_a_time_is_a_position_that_relay_or_bootstrap_reports(
 ) -> None:
     made = orders(*range(4, 900))
     store = FileCheckpoints(tmp_path / "cp")
-    async with (
-        small_relay(tmp_path / "relay", made) as relay,
-        bootstrap_of(tmp_path / "bootstrap", made[:-20]) as url,
-    ):
+    async with both(tmp_path, made, made[:-20]) as (relay, url):
         recorder = Recorder()
         client = make(recorder, relay.url, bootstraps=[url], start=at(890), checkpoints=store)
         async with serving(client):
