@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from databus.common.envelopes import json_encoding
 from databus.common.envelopes.column_types import ValueModes, by_kind
+from databus.common.envelopes.connect_types import BYTES, FLOAT64, INT64, STRING, struct
 from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.row_types import Product, column_type
 from databus.common.schema.source_schema import Column, Kind
@@ -101,3 +103,11 @@ def test_a_postgresql_value_is_written_by_its_type(
 def test_every_kind_has_a_type_without_a_known_name() -> None:
     for kind in Kind:
         assert by_kind(Column("c", kind, precision=5, scale=2), DEFAULT)[0].type
+
+
+def test_json_is_the_same_without_the_faster_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = struct("t", ("a", STRING), ("f", FLOAT64), ("b", BYTES.as_optional()), ("n", INT64))
+    value = {"a": 'ż"\n', "f": 0.1, "b": b"\xff", "n": -(2**63)}
+    fast = JsonEncoding(with_schemas=True).encode("", kind, value)
+    monkeypatch.setattr(json_encoding, "_dumps", json_encoding._dumps_plain)
+    assert JsonEncoding(with_schemas=True).encode("", kind, value) == fast

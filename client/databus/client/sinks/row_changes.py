@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from databus.client.application.events import Window
 from databus.client.sinks.sink_batch import SinkRow
 from databus.common.envelopes.row_change import RowChange
 from databus.common.schema.source_schema import SourceSchema
@@ -20,27 +21,36 @@ class RowChanges:
     def __init__(self) -> None:
         self._schemas: dict[tuple[int, frozenset[str]], SourceSchema] = {}
         self._names: dict[int, list[str]] = {}
+        self._window: Window | None = None
+        self._times: tuple[int, str | None] = (0, None)
 
     def change(self, row: SinkRow) -> RowChange:
         """The change of a row, after routes and transform."""
-        event, schema = row.event, self._schema(row)
-        is_truncate = row.op == "t"
+        event, schema, window = row.event, self._schema(row), row.event.window
         value = None if row.op in ("d", "t") else row.value
-        absent = event.absent
-        if absent:
-            names = {column.name for column in schema.columns}
-            absent = (absent & names) - set(value or ())
+        absent: tuple[str, ...] = ()
+        if value is not None and len(value) < len(schema.columns):
+            left_out = event.absent
+            absent = tuple(
+                one.name for one in schema.columns if one.name in left_out and one.name not in value
+            )
+        if window is not self._window:
+            self._window = window
+            self._times = (window.commit_us, window.txid)
+        commit_us, txid = self._times
+        if window.mode == "bootstrap":  # Its rows have times of their own.
+            commit_us = event.commit_us
         return RowChange(
             schema=schema,
             op=row.op,
             scn=event.scn,
             seq=event.seq,
-            commit_us=event.commit_us,
-            key=None if is_truncate else row.key,
+            commit_us=commit_us,
+            key=None if row.op == "t" else row.key,
             before=self._whole(schema, row.before),
             after=self._whole(schema, value),
-            absent=tuple(absent),
-            txid=event.txid,
+            absent=absent,
+            txid=txid,
         )
 
     def _schema(self, row: SinkRow) -> SourceSchema:

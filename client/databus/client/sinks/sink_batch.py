@@ -29,7 +29,7 @@ class SinkRow:
     A document of JSON is its text.
     """
 
-    __slots__ = ("_before", "_key", "_value", "columns", "event", "op", "target")
+    __slots__ = ("_before", "_is_changed", "_key", "_value", "columns", "event", "op", "target")
 
     def __init__(self, event: Event, route: Route) -> None:
         self.event = event
@@ -41,6 +41,7 @@ class SinkRow:
         self.columns = route.columns
         """The columns that go there, besides those of the key; empty for all."""
         self._key = self._value = self._before = _UNSET
+        self._is_changed = False
 
     @property
     def source(self) -> str:
@@ -56,7 +57,11 @@ class SinkRow:
     def key(self) -> dict[str, Any]:
         """The key's columns; empty for a truncate."""
         if self._key is _UNSET:
-            self._key = self.event.key
+            value = None if self._is_changed else self.value
+            if value is None:
+                self._key = self.event.key
+            else:
+                self._key = {name: value[name] for name in self.event.schema.key}
         found: dict[str, Any] = self._key
         return found
 
@@ -76,12 +81,14 @@ class SinkRow:
     @value.setter
     def value(self, value: dict[str, Any] | None) -> None:
         self._value = value
+        self._is_changed = True
 
     @property
     def before(self) -> dict[str, Any] | None:
         """The row before the change; None if the source does not give it."""
         if self._before is _UNSET:
-            self._before = self._chosen(self.event.before)
+            is_new = self.event.op in ("c", "r")
+            self._before = None if is_new else self._chosen(self.event.before)
         found: dict[str, Any] | None = self._before
         return found
 

@@ -14,7 +14,7 @@ from databus.common.envelopes.connect_types import ConnectType
 from databus.common.schema.source_schema import SourceSchema
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowChange:
     """One decoded event.
 
@@ -37,7 +37,7 @@ class RowChange:
     source_order: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndedWindow:
     """A transaction of the source whose events are all known: how many of each table, in order."""
 
@@ -47,7 +47,7 @@ class EndedWindow:
     event_counts: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EnvelopeRecord:
     """A record with typed key and value; a tombstone has no value type."""
 
