@@ -8,11 +8,14 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from databus.bootstrap.http.bootstrap_metrics import BootstrapCollector
+from databus.client.sinks.sink_consumer import SinkCounts
+from databus.client.sinks.sink_metrics import SinkCollector, SinkFacts
 from databus.relay.http.relay_metrics import RelayCollector
 
 _INTRODUCTION = """# Metrics
 
-`GET /metrics` of a relay or bootstrap server gives all metrics in Prometheus' text format. A
+`GET /metrics` of a relay, a bootstrap server or a sink gives all metrics in Prometheus' text
+format; a sink answers at the address of its key `listen`. A
 relay's workers share their counters, so any worker answers for all of them.
 [Monitoring](../operations/monitoring.md) names the ones to alert on.
 """
@@ -22,7 +25,12 @@ def families() -> dict[str, list[Metric]]:
     """All metrics of each server; a server without a database has their names too."""
     relay = RelayCollector(Path(), 0, ())
     bootstrap = BootstrapCollector(dict)
-    return {"Relay": list(relay.collect()), "Bootstrap server": list(bootstrap.collect())}
+    sink = SinkCollector("", lambda: SinkFacts(SinkCounts()))
+    return {
+        "Relay": list(relay.collect()),
+        "Bootstrap server": list(bootstrap.collect()),
+        "Sink": list(sink.collect()),
+    }
 
 
 def page() -> str:

@@ -133,11 +133,13 @@ def test_the_http_reference_has_every_endpoint_of_both_servers() -> None:
 
 def test_the_catalogue_of_metrics_has_names_types_and_labels() -> None:
     page = metrics.page()
-    found: list[Metric] = [one for group in metrics.families().values() for one in group]
+    families = metrics.families()
+    found: list[Metric] = [one for group in families.values() for one in group]
     assert len(found) == len({one.name for one in found}) > 40
     for one in found:
         suffix = "_total" if isinstance(one, CounterMetricFamily) else ""
-        assert f"| `{one.name}{suffix}` | {one.type} | `database`" in page
+        label = "sink" if one in families["Sink"] else "database"
+        assert f"| `{one.name}{suffix}` | {one.type} | `{label}`" in page
         assert one.documentation.endswith("."), one.name
 
 

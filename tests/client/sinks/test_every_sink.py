@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import fastavro
 import pytest
 from aiohttp import web
@@ -311,3 +312,44 @@ def test_a_sink_has_exactly_one_kind() -> None:
         sink_config("http://127.0.0.1:1", files={"url": "x"})
     with pytest.raises(ConfigError, match="none of"):
         sink_of(sink_config("http://127.0.0.1:1", sql={"url": "oracle://x"}))
+
+
+async def test_a_sink_shows_its_metrics(scripted: StartServer, tmp_path: Path) -> None:
+    server = await scripted(*workload(SEED, WINDOWS)[0])
+    config = sink_config(server.url, data_dir=tmp_path, listen="127.0.0.1:0")
+    texts: list[str] = []
+
+    class Looking(Own):
+        async def commit(self, checkpoint: Any) -> None:
+            async with aiohttp.request("GET", f"{process.metrics_url}/metrics") as answer:
+                texts.append(await answer.text())
+
+    process = Watched(config, Looking())
+    await process.until_scn(WINDOWS)
+    assert f'databus_sink_rows_total{{sink="copy"}} {len(expected_changes())}.0' in texts[-1]
+    assert f'databus_sink_newest_scn{{sink="copy"}} {WINDOWS}.0' in texts[-1]
+
+
+async def test_rows_of_a_commit_that_was_made_can_be_left_out(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    server = await scripted(orders(1, 1, 2), orders(2, 3))
+    found = []
+
+    class Looking(Own):
+        def write(self, batch: Any) -> None:
+            later = batch.after(Position(1, 0))
+            found.extend(row.position for row in later.rows())
+            found.extend(
+                zip(
+                    *(table.arrow[name].to_pylist() for name in ("_scn", "_seq")),
+                    strict=True,
+                )
+                for table in later.tables()
+            )
+
+    await Watched(sink_config(server.url, data_dir=tmp_path), Looking()).until_scn(2)
+    rows = [one for one in found if isinstance(one, Position)]
+    columns = [pair for one in found if not isinstance(one, Position) for pair in one]
+    assert rows == [(1, 1), (2, 0)]
+    assert columns == [(1, 1), (2, 0)]

@@ -68,9 +68,9 @@ class Broken(SqliteTarget):
         super().commit()
         self._trouble()
 
-    def upsert(self, table: Any, rows: Any) -> None:
+    def upsert(self, table: Any, rows: Any, *, are_new: bool = False) -> None:
         self._trouble()
-        super().upsert(table, rows)
+        super().upsert(table, rows, are_new=are_new)
         self._trouble()
 
     def delete(self, table: Any, rows: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import signal
@@ -14,6 +15,7 @@ from databus.client.client import DatabusClient
 from databus.client.pulling.pull_machine import Backoff
 from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_consumer import SinkConsumer
+from databus.client.sinks.sink_metrics import SinkCollector, SinkFacts, served_metrics
 from databus.client.sinks.sink_routes import SinkRoutes, load_transform
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import ConsumerFailed, SinkUnavailable
@@ -101,6 +103,7 @@ class SinkProcess:
             **settings | options,
         )
         self._is_stopped = threading.Event()
+        self.metrics_url = ""
 
     def run(self) -> None:
         """Run until ``stop``, SIGINT or SIGTERM; blocks.  The last rows are committed."""
@@ -114,6 +117,17 @@ class SinkProcess:
 
     async def serve(self) -> None:
         """Run until ``stop``."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self._config.listen:
+                collector = SinkCollector(self._config.name, self._facts)
+                server = served_metrics(self._config.listen, collector)
+                self.metrics_url = await stack.enter_async_context(server)
+            await self._serve()
+
+    def _facts(self) -> SinkFacts:
+        return SinkFacts(self.consumer.counts, self.client.status)
+
+    async def _serve(self) -> None:
         backoff = Backoff(self._config.retry, self._config.retry_most)
         attempt = 0
         try:

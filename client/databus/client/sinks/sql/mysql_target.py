@@ -153,7 +153,7 @@ class MysqlTarget(SqlTarget):
             parts.append(f"ADD PRIMARY KEY ({self.names(table.key)})")
         self.ask(f"ALTER TABLE {table.sql_name} {', '.join(parts)}")
 
-    def upsert(self, table: MirrorTable, rows: Any) -> None:
+    def upsert(self, table: MirrorTable, rows: Any, *, are_new: bool = False) -> None:
         """INSERT ... ON DUPLICATE KEY UPDATE of many rows."""
         names = rows.schema.names
         if table.schema.nullable_key:

@@ -18,6 +18,8 @@ from databus.common.checkpoint import Position
 POSITION = ("_scn", "_seq")
 """The columns of the target that hold the position of a row's last change."""
 
+_INSERTED = pa.array(["c", "r"])
+
 
 @dataclass(slots=True)
 class NetRows:
@@ -28,6 +30,8 @@ class NetRows:
 
     upserts: Any = None
     """Whole rows, with their position; None for none."""
+    are_inserts: bool = False
+    """Whether each of them was inserted, or read by a dump."""
     deletes: Any = None
     """Keys, with their position; None for none."""
     updates: list[tuple[tuple[str, ...], Any]] = field(default_factory=list)
@@ -60,8 +64,11 @@ def _net_of(piece: Any, key: tuple[str, ...]) -> NetRows:
     names = _columns(piece)
     deletes = piece.filter(is_delete).select([*key, *POSITION])
     upserts = piece.filter(pc.invert(is_delete)) if deletes.num_rows else piece
+    inserted = pc.is_in(upserts["_op"], _INSERTED)
     return NetRows(
-        upserts.select(names) if upserts.num_rows else None, deletes if deletes.num_rows else None
+        upserts.select(names) if upserts.num_rows else None,
+        pc.all(inserted).as_py() is True,
+        deletes if deletes.num_rows else None,
     )
 
 

@@ -35,6 +35,7 @@ _TYPES = {
     Kind.UUID: "uuid",
     Kind.JSON: "json",
 }
+_MOST_WAIT = 1024
 
 
 class PostgresTarget(StagedTarget):
@@ -51,6 +52,8 @@ class PostgresTarget(StagedTarget):
         self._url = url
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[tuple[Any, ...], str] = {}
+        # By table: batches until the next COPY into it, and how many after another failure.
+        self._waits: dict[str, tuple[int, int]] = {}
 
     def connect(self) -> None:
         """Connect; times are in UTC."""
@@ -107,6 +110,38 @@ class PostgresTarget(StagedTarget):
             f"USING {name}::text::{type_name}"
         )
 
+    def upsert(self, table: MirrorTable, rows: Any, *, are_new: bool = False) -> None:
+        """COPY into the table if the rows seem to be new, otherwise by the stage.
+
+        After a key that was there already, the next 1, 2, 4, ... batches go by the stage.
+        """
+        left, most = self._waits.get(table.sql_name, (0, 1))
+        if not are_new or table.schema.nullable_key:
+            super().upsert(table, rows)
+        elif left:
+            self._waits[table.sql_name] = left - 1, most
+            super().upsert(table, rows)
+        elif not self._copied(table, rows):
+            self._waits[table.sql_name] = most, min(2 * most, _MOST_WAIT)
+            super().upsert(table, rows)
+
+    def _copied(self, table: MirrorTable, rows: Any) -> bool:
+        """Whether the rows could be copied into the table; it has none of them otherwise."""
+        self.ask("SAVEPOINT databus_copy")
+        try:
+            self._copy(table.sql_name, table, rows)
+        except errors.UniqueViolation:
+            self.ask("ROLLBACK TO SAVEPOINT databus_copy")
+            return False
+        self.ask("RELEASE SAVEPOINT databus_copy")
+        return True
+
+    def _copy(self, name: str, table: MirrorTable, rows: Any) -> None:
+        kinds = {column.name: column for column in table.schema.columns}
+        statement = f"COPY {name} ({self.names(rows.schema.names)}) FROM STDIN (FORMAT csv)"
+        with self._open.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            copy.write(_csv(rows, kinds))
+
     @contextlib.contextmanager
     def stage(self, table: MirrorTable, rows: Any) -> Iterator[str]:
         """A temporary table, filled by COPY."""
@@ -121,10 +156,7 @@ class PostgresTarget(StagedTarget):
                 f"CREATE TEMPORARY TABLE {stage.removeprefix('pg_temp.')} AS "
                 f"SELECT {listed} FROM {table.sql_name} WITH NO DATA"
             )
-        with self._open.cursor() as cursor:
-            statement = f"COPY {stage} ({listed}) FROM STDIN (FORMAT csv)"
-            with cursor.copy(statement.encode()) as copy:
-                copy.write(_csv(rows, kinds))
+        self._copy(stage, table, rows)
         yield stage
         self.ask(f"TRUNCATE {stage}")
 

@@ -275,7 +275,9 @@ class SqlMirror(Sink):
                 if net.deletes is not None:
                     self._target.delete(table, net.deletes)
                 if net.upserts is not None:
-                    self._target.upsert(table, net.upserts.select([*names, *POSITION]))
+                    rows = net.upserts.select([*names, *POSITION])
+                    are_new = one.is_bootstrap or net.are_inserts
+                    self._target.upsert(table, rows, are_new=are_new)
                 for changed, rows in net.updates:
                     there = [name for name in changed if name in names]
                     self._target.update(table, there, rows)

@@ -72,11 +72,11 @@ class SqlTarget(ABC):
         """Whether a table of this name is there."""
 
     @abstractmethod
-    def upsert(self, table: MirrorTable, rows: Any) -> None:
+    def upsert(self, table: MirrorTable, rows: Any, *, are_new: bool = False) -> None:
         """Write whole rows, unless the target has a newer one.
 
         ``rows`` is a record batch of columns of the table, then ``_scn`` and ``_seq``; each key is
-        there once.
+        there once.  ``are_new``: the target probably has none of them.
         """
 
     @abstractmethod

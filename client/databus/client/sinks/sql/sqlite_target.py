@@ -80,7 +80,7 @@ class SqliteTarget(SqlTarget):
         self.ask(f"ALTER TABLE {table.sql_name} DROP COLUMN {name}")
         self.ask(f"ALTER TABLE {table.sql_name} RENAME COLUMN {other} TO {name}")
 
-    def upsert(self, table: MirrorTable, rows: Any) -> None:
+    def upsert(self, table: MirrorTable, rows: Any, *, are_new: bool = False) -> None:
         """One INSERT for all rows."""
         names = rows.schema.names
         if table.schema.nullable_key:

@@ -18,7 +18,7 @@ class StagedTarget(SqlTarget):
     def stage(self, table: MirrorTable, rows: Any) -> contextlib.AbstractContextManager[str]:
         """A relation with these rows, by its name in SQL, for as long as the context is open."""
 
-    def upsert(self, table: MirrorTable, rows: Any) -> None:
+    def upsert(self, table: MirrorTable, rows: Any, *, are_new: bool = False) -> None:
         """INSERT ... ON CONFLICT; without a primary key, DELETE and INSERT."""
         names = rows.schema.names
         listed = self.names(names)
