@@ -12,13 +12,20 @@ import annotated_types
 import pydantic
 from pydantic.fields import FieldInfo
 
-from databus.common import config, sink_config
+from databus.common import access_config, config, sink_config
 from databus.common.config_values import parse_bytes, parse_seconds
 
 SECTIONS: dict[str, type[pydantic.BaseModel]] = {
+    "[http]": access_config.HttpConfig,
+    "[http.tls]": access_config.TlsConfig,
     "[relay]": config.RelayConfig,
     "[[database]]": config.DatabaseConfig,
+    "[auth]": access_config.AuthConfig,
+    "[[auth.tokens]]": access_config.TokenConfig,
+    "[[auth.certificates]]": access_config.CertificateConfig,
+    "[[auth.tokens.grants]]": access_config.GrantConfig,
     "[bootstrap]": config.BootstrapConfig,
+    "[bootstrap.credentials]": access_config.CredentialsConfig,
     "[bootstrap.s3]": config.S3Options,
     "[export]": config.ExportConfig,
     "[sink]": sink_config.SinkConfig,

@@ -45,7 +45,7 @@ def test_an_unknown_code_gives_the_root_class_with_its_text() -> None:
     [
         (404, b'{"code": "scn_too_old", "detail": "gone"}', errors.ScnTooOld),
         (502, b"<html>Bad Gateway</html>", errors.ServerUnavailable),
-        (429, b"[]", errors.ServerUnavailable),
+        (429, b"[]", errors.TooManyRequests),
         (400, b"\xff", errors.BadRequest),
         (404, b'{"title": "of another server"}', errors.BadRequest),
     ],

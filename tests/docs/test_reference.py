@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import databus.client
 from databus.cli.main import cli
-from databus.common import config, sink_config
+from databus.common import access_config, config, sink_config
 from databus.common.errors import registry
 from databus.relay.sources.chained.chained_source import RelayOptions
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlOptions
@@ -72,6 +72,15 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
             values = {"url": "sqlite:///copy.db", **values}
         if model is sink_config.KafkaSinkConfig:
             values = {"servers": "127.0.0.1:9092", **values}
+        if model is access_config.TlsConfig:
+            values = {"certificate": "a.pem", "key": "a.key", **values}
+        required = {
+            access_config.TokenConfig: f'name = "a"\nhashes = ["sha256:{"0" * 64}"]',
+            access_config.CertificateConfig: 'name = "a"\nsubject = "CN=a"',
+            access_config.GrantConfig: 'actions = ["read"]',
+        }
+        if model in required:
+            values = {**tomllib.loads(required[model]), **values}
         if key.name.startswith("hash_"):
             values |= tomllib.loads(beside[key.name])
         made = model.model_validate(values)

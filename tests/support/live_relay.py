@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from databus.common.access.listener_tls import server_tls
+from databus.common.access_config import AuthConfig, TlsConfig
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import Config, parse
 from databus.common.frame.frame_format import Op
@@ -15,7 +17,7 @@ from databus.common.frame.window_builder import WindowBuilder
 from databus.common.http.http_application import serve
 from databus.common.http.listening_socket import listening_socket
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
-from databus.relay.http.relay_server import make_relay_app
+from databus.relay.http.relay_server import SERVER, RelayServer, make_relay_app
 from databus.relay.processes.wakeup import WakeupSender, make_wakeup
 from databus.relay.ring.data_folder import DatabaseFolder
 from databus.relay.ring.ring import Ring
@@ -75,6 +77,7 @@ class LiveRelay:
         schemas: Iterable[SourceSchema] = (ORDERS, ITEMS),
         url: str = "generator://",
         clock: str = CLOCK,
+        auth: AuthConfig | None = None,
     ) -> None:
         self.database = database
         self.config: Config = parse(
@@ -83,11 +86,14 @@ class LiveRelay:
             f'[[database]]\nname = "{database}"\nurl = "{url}"\n'
             f"ring_bytes = {max(ring_bytes, 64 << 10)}\n"
         )
+        if auth is not None:
+            self.config = self.config.model_copy(update={"auth": auth})
         self.folder = DatabaseFolder.of(data_dir, database)
         self.writer = Ring.create(self.folder.path, ring_bytes, clock=clock, start=start)
         self.registry = Registry(self.folder.registry)
         self.registry.add(schemas)
         self.url = ""
+        self.server: RelayServer | None = None
         self._sender: WakeupSender | None = None
 
     def append(self, *blocks: bytes) -> None:
@@ -98,15 +104,18 @@ class LiveRelay:
             self._sender.wake()
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[LiveRelay]:
+    async def served(self, tls: TlsConfig | None = None) -> AsyncIterator[LiveRelay]:
         """Serve it at ``url`` meanwhile."""
         stop, started = asyncio.Event(), asyncio.Event()
         wakeup = make_wakeup()
         self._sender = WakeupSender([os.dup(wakeup)])
         app = make_relay_app(self.config, wakeups={self.database: wakeup})
+        self.server = app[SERVER]
         listener = listening_socket("127.0.0.1:0")
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        serving = asyncio.create_task(serve(app, listener, stop, started=started.set))
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+        serving = asyncio.create_task(
+            serve(app, listener, stop, started=started.set, tls=server_tls(tls))
+        )
         waiting = asyncio.create_task(started.wait())
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()

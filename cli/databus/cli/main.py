@@ -59,6 +59,7 @@ verify_command.add_to(cli)
 demo_command.add_to(cli)
 cli.add_typer(checkpoint_command.cli, name="checkpoint")
 cli.add_typer(inspect_command.cli, name="inspect")
+cli.add_typer(init_command.token, name="token")
 
 
 def _show_version(wanted: bool) -> None:

@@ -17,6 +17,15 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from databus.common.access_config import (
+    AuthConfig,
+    CertificateConfig,
+    CredentialsConfig,
+    GrantConfig,
+    HttpConfig,
+    TlsConfig,
+    TokenConfig,
+)
 from databus.common.config_values import (
     RELAY_SCHEMES,
     Address,
@@ -287,6 +296,10 @@ class BootstrapConfig(Section):
     """Base URLs of the relays to read. The log writer uses the next one if one fails.
     Example: relays = ["http://relay-a:8700", "http://relay-b:8700"] """
 
+    credentials: CredentialsConfig = CredentialsConfig()
+    """What the log writer presents to the relays.
+    Example: credentials = { token_file = "writer.token", ca = "ca.pem" } """
+
     databases: tuple[str, ...] = ()
     """Databases to store. Empty for all databases of the relays.
     Example: databases = ["shop"] """
@@ -359,6 +372,12 @@ class ExportConfig(Section):
 class Config(Section):
     """The whole file. A process uses the sections that are its own."""
 
+    http: HttpConfig = HttpConfig()
+    """The listeners."""
+
+    auth: AuthConfig = AuthConfig()
+    """The callers and their grants."""
+
     relay: RelayConfig | None = None
     """The relay."""
 
@@ -427,10 +446,25 @@ def _resolved(config: Config, folder: Path) -> Config:
         part = getattr(config, name)
         if part is not None:
             changes[name] = part.model_copy(update={"data_dir": folder / part.data_dir})
+    if config.bootstrap is not None:
+        given = {name: str(folder / path) for name, path in config.bootstrap.credentials if path}
+        update = {"credentials": config.bootstrap.credentials.model_copy(update=given)}
+        changes["bootstrap"] = changes["bootstrap"].model_copy(update=update)
+    if (tls := config.http.tls) is not None:
+        paths = {name: folder / path for name in _TLS_PATHS if (path := getattr(tls, name))}
+        changes["http"] = config.http.model_copy(update={"tls": tls.model_copy(update=paths)})
     return config.model_copy(update=changes)
 
 
+_TLS_PATHS = ("certificate", "key", "client_ca")
 _MODELS: dict[str, type[Section]] = {
+    "http": HttpConfig,
+    "tls": TlsConfig,
+    "auth": AuthConfig,
+    "tokens": TokenConfig,
+    "certificates": CertificateConfig,
+    "grants": GrantConfig,
+    "credentials": CredentialsConfig,
     "relay": RelayConfig,
     "database": DatabaseConfig,
     "bootstrap": BootstrapConfig,

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 from databus.common.private import without_passwords
 
+MAX_PAUSE_S = 300.0
+
 
 class DatabusError(Exception):
     """Root of the tree.  ``details`` are numbers and names that a program may use."""
@@ -108,6 +110,34 @@ class UnsupportedMediaType(DatabusError):
     code = "unsupported_media_type"
     status = 415
     hint = "Send JSON in UTF-8, with Content-Type: application/json and no Content-Encoding."
+
+
+class Unauthenticated(DatabusError):
+    """The request has no valid token and no valid certificate."""
+
+    code = "unauthenticated"
+    status = 401
+    hint = (
+        "Give the client a token (token_file, or DATABUS_TOKEN_FILE) or a certificate that the "
+        "server's [auth] section has."
+    )
+
+
+class Forbidden(DatabusError):
+    """The grants of the caller do not cover the request."""
+
+    code = "forbidden"
+    status = 403
+    hint = "Request what is granted, or add a grant to the caller in the server's [auth] section."
+
+
+class TooManyRequests(DatabusError):
+    """The caller has reached one of its limits."""
+
+    code = "too_many_requests"
+    status = 429
+    retry = True
+    hint = "Try again after the seconds in Retry-After; [auth] has the limits of each caller."
 
 
 class ForeignHost(DatabusError):
@@ -392,6 +422,14 @@ def from_problem(problem: dict[str, Any]) -> DatabusError:
     return error
 
 
+def requested_pause_s(error: DatabusError) -> float:
+    """How long a server wants its caller to pause, ``MAX_PAUSE_S`` at most; 0 without a wish."""
+    asked_s = error.details.get("retry_after_s") if isinstance(error, TooManyRequests) else None
+    if not isinstance(asked_s, int | float) or not asked_s > 0:
+        return 0.0
+    return min(float(asked_s), MAX_PAUSE_S)
+
+
 def from_error_frame(body: bytes) -> DatabusError:
     """The error that an ERROR frame holds."""
     problem = _document(body)
@@ -413,7 +451,8 @@ def from_answer(
 ) -> DatabusError:
     """The error for an HTTP answer: that of its problem document, or else by its status.
 
-    A status of 3xx, 5xx or 429 gives ServerUnavailable, any other one ``otherwise`` or BadRequest.
+    A status of 429 gives TooManyRequests, 3xx or 5xx ServerUnavailable, any other one ``otherwise``
+    or BadRequest.
     A document whose ``code`` is unknown may come from a proxy: then the status counts.
     """
     problem = _document(body)
@@ -424,6 +463,8 @@ def from_answer(
             f"{url} answered {status}, a redirect, which is not followed; give the server's own URL"
         )
     message = f"{url} answered {status}: {body[:200].decode(errors='replace')}"
-    if status >= 500 or status == 429:
+    if status == 429:
+        return TooManyRequests(message)
+    if status >= 500:
         return ServerUnavailable(message)
     return (otherwise or BadRequest)(message)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from databus.common.access.listener_rules import require_protection
+from databus.common.access.listener_tls import server_tls
 from databus.common.config import Config, DatabaseConfig
 from databus.common.errors import ConfigError, DatabusError, ServerUnavailable, StoreError
 from databus.common.http.http_application import serve
@@ -68,9 +70,11 @@ class LocalRelay:
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
+        require_protection(self.relay_config.listen, self.config.http, self.config.auth)
+        tls = server_tls(self.config.http.tls)
         listener = listening_socket(self.relay_config.listen)
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"{self.config.http.scheme}://{host}:{port}"
         try:
             self._lock_fd = lock_data_dir(self.relay_config.data_dir)
         except StoreError:
@@ -89,6 +93,7 @@ class LocalRelay:
                 self._stop,
                 started=started.set,
                 max_connections=self.relay_config.max_connections,
+                tls=tls,
             )
         )
         for database in self.config.database:

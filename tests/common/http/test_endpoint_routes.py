@@ -6,15 +6,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from databus.common.access.grants import OPEN
 from databus.common.http.endpoint_routes import routes_of
 from databus.common.http.http_application import json_response, make_app, query_of
 from databus.common.http.openapi_document import Endpoint
 from databus.common.http.request_parameters import SOURCES
 from databus.common.http.stream_formats import FRAMES_TYPE
 
-LISTED = Endpoint("GET", "/listed", "listed", "A list.", parameters=(SOURCES,))
-FOLLOWED = Endpoint("GET", "/followed", "followed", "A stream.", produces=(FRAMES_TYPE,))
-CHANGED = Endpoint("POST", "/listed", "changed", "A change.", handler="answer_listed")
+LISTED = Endpoint("GET", "/listed", "listed", "A list.", parameters=(SOURCES,), needs=OPEN)
+FOLLOWED = Endpoint(
+    "GET", "/followed", "followed", "A stream.", produces=(FRAMES_TYPE,), needs=OPEN
+)
+CHANGED = Endpoint("POST", "/listed", "changed", "A change.", handler="answer_listed", needs=OPEN)
 
 
 class Handlers:

@@ -56,7 +56,8 @@ def test_operations_have_names_of_their_own_and_problems_for_what_is_wrong() -> 
                 schema = response["content"][PROBLEM_TYPE]["schema"]
                 assert schema == {"$ref": "#/components/schemas/Problem"}
     stream = document()["paths"]["/v1/{db}/stream"]["get"]["responses"]
-    assert set(stream) == {"200", "400", "404", "406", "409", "410", "500", "503"}
+    shared = {"401", "403", "429"}
+    assert set(stream) == shared | {"200", "400", "404", "406", "409", "410", "500", "503"}
     assert "scn_too_old" in stream["410"]["description"]
     problem = document()["components"]["schemas"]["Problem"]
     assert problem["properties"]["code"]["enum"] == sorted(registry())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from databus.common.access.grants import EndpointAction, Need, Scope
 from databus.common.errors import (
     BadCheckpoint,
     BadFilter,
@@ -96,7 +97,8 @@ _RANGE_ERRORS = (
 )
 _SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
 
-_stream = partial(Endpoint, "GET", produces=STREAM_TYPES, headers=_RANGE_HEADERS)
+_READ = Need(Scope.SOURCES, EndpointAction.READ)
+_stream = partial(Endpoint, "GET", produces=STREAM_TYPES, headers=_RANGE_HEADERS, needs=_READ)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
@@ -107,6 +109,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=whole_object(
             {"databases": {"type": "array", "items": whole_object(_RANGE, _FAILURE)}}
         ),
+        needs=Need(Scope.DATABASES, EndpointAction.READ),
     ),
     Endpoint(
         "GET",
@@ -115,6 +118,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The sources of a database, and the progress of their first dump.",
         answer=whole_object({**_RANGE, "sources": _OBJECTS}, _FAILURE),
         errors=_DATABASE,
+        needs=_READ,
     ),
     Endpoint(
         "GET",
@@ -124,6 +128,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         parameters=(SOURCES,),
         answer=whole_object({"database": TEXT, "clock": TEXT, "schemas": _OBJECTS}),
         errors=(BadFilter, *_DATABASE, UnknownSource),
+        needs=_READ,
     ),
     Endpoint(
         "GET",
@@ -133,6 +138,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         parameters=SCN_PARAMETERS,
         answer=POSITION,
         errors=_SCN_ERRORS,
+        needs=_READ,
     ),
     Endpoint(
         "GET",
@@ -142,6 +148,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         parameters=SCN_PARAMETERS,
         answer=POSITION,
         errors=_SCN_ERRORS,
+        needs=_READ,
     ),
     _stream(
         "/v1/{db}/bootstrap",

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -32,6 +33,8 @@ from databus.bootstrap.reading.frame_ranges import FrameRange, changes_from, sta
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase, is_origin
 from databus.bootstrap.runs.parquet_runs import RunFile
+from databus.common.access.listener_tls import server_tls
+from databus.common.access_config import HttpConfig
 from databus.common.checkpoint import ORIGIN, SEQ_END, AtTime, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import (
@@ -41,6 +44,7 @@ from databus.common.errors import (
     UnknownDatabase,
 )
 from databus.common.filters.stream_filter import parse_sources
+from databus.common.http.admission import ADMISSION, Admission, granted
 from databus.common.http.endpoint_routes import Operations, routes_of
 from databus.common.http.http_application import (
     json_response,
@@ -130,7 +134,8 @@ class BootstrapServer:
     async def answer_databases(self, request: web.Request) -> web.Response:
         """GET /v1/databases"""
         query_of(request)
-        databases = self.databases().values()
+        access = granted(request)
+        databases = [one for name, one in self.databases().items() if access.has_database(name)]
         # In threads, here and below: S3 may take its time.
         found = [
             await asyncio.to_thread(database.range_document)
@@ -148,6 +153,7 @@ class BootstrapServer:
         listed = [
             {"name": name, **seeding.get(name, {"state": "unseeded"})}
             for name in database.source_names()
+            if granted(request).has_source(name)
         ]
         ranges = await asyncio.to_thread(database.range_document)
         return json_response({**ranges, "sources": listed})
@@ -157,7 +163,7 @@ class BootstrapServer:
         query = query_of(request)
         database = self._database(request)
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
-        return json_response(database.register_document(patterns))
+        return json_response(database.register_document(patterns, granted(request).sources))
 
     async def answer_start_scn(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/startSCN: the snapshot's position, for the requested sources."""
@@ -178,7 +184,7 @@ class BootstrapServer:
         if checkpoint is not None:
             _check_clock(database, checkpoint.clock)
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
-        return database, database.require_sources(patterns)
+        return database, database.require_sources(patterns, granted(request).sources)
 
     async def answer_status(self, request: web.Request) -> web.Response:
         """GET /v1/status"""
@@ -201,6 +207,7 @@ class BootstrapServer:
         refuse_relays_filters(request.query)
         query = query_of(request)
         parsed = parse_bootstrap_request(query, request.headers, database.name)
+        parsed = replace(parsed, filter=granted(request).narrow(parsed.filter))
         stream = await self._open(database, parsed)
         form = make_format(parsed.format, Renderer(database.name, database.schema_of))
         return await answer(request, database, stream, form, parsed.max_bytes)
@@ -222,7 +229,8 @@ class BootstrapServer:
     async def _range(
         self, request: web.Request, database: StoredDatabase, parsed: RangeRequest
     ) -> web.StreamResponse:
-        names = database.require_sources(parsed.filter.sources)
+        parsed = replace(parsed, filter=granted(request).narrow(parsed.filter))
+        names = database.require_sources(parsed.filter.sources, parsed.filter.granted)
         to_the_end = parsed.content is RangeContent.NET and parsed.until is None
         points = [
             await asyncio.to_thread(database.resolved, parsed.since, exact=not to_the_end),
@@ -236,7 +244,7 @@ class BootstrapServer:
         if since is not None and since > until:
             raise BadRequest(f"since={since} lies after until={until}", parameter="since")
         if parsed.content is RangeContent.STATE:
-            database.require_seeded(parsed.filter.sources)
+            database.require_seeded(parsed.filter.sources, parsed.filter.granted)
             database.require_whole(names, until)
         elif parsed.content is RangeContent.ALL:
             log_gaps.require_every_change(database.log, since, until)
@@ -249,14 +257,14 @@ class BootstrapServer:
     async def _open(self, database: StoredDatabase, parsed: BootstrapRequest) -> BootstrapStream:
         if parsed.clock is not None:
             _check_clock(database, parsed.clock)
-        names = database.require_sources(parsed.filter.sources)
+        names = database.require_sources(parsed.filter.sources, parsed.filter.granted)
         since = parsed.since
         if isinstance(since, AtTime):
             since = await asyncio.to_thread(database.before_time, since.commit_us)
         since = ORIGIN if is_origin(since) else since
         position = parsed.resume.position if parsed.resume else since
         if is_origin(position):
-            database.require_seeded(parsed.filter.sources)
+            database.require_seeded(parsed.filter.sources, parsed.filter.granted)
         log_gaps.require_repaired(database.log, names, position)
         target = await self._target(database, position)
         piece_bytes = min(parsed.max_bytes or PIECE_BYTES, PIECE_BYTES)
@@ -333,10 +341,15 @@ def _range_stream(
     )
 
 
-def bootstrap_app(config: BootstrapConfig, logs: OpenLogs | None = None) -> web.Application:
-    """The application of a bootstrap server."""
+def bootstrap_app(
+    config: BootstrapConfig, logs: OpenLogs | None = None, admission: Admission | None = None
+) -> web.Application:
+    """The application of a bootstrap server; without ``admission`` everyone may read."""
     guard = RequestGuard(config.listen, config.allowed_hosts)
-    return make_app(BootstrapServer(config, logs).routes(), guard)
+    app = make_app(BootstrapServer(config, logs).routes(), guard)
+    if admission is not None:
+        app[ADMISSION] = admission
+    return app
 
 
 async def serve_bootstrap(
@@ -344,7 +357,10 @@ async def serve_bootstrap(
     listener: socket.socket,
     stop: asyncio.Event,
     logs: OpenLogs | None = None,
+    http: HttpConfig | None = None,
+    admission: Admission | None = None,
 ) -> None:
     """Serve until ``stop`` is set."""
-    app = bootstrap_app(config, logs)
-    await serve(app, listener, stop, max_connections=config.max_connections)
+    tls = server_tls(http.tls if http is not None else None)
+    app = bootstrap_app(config, logs, admission)
+    await serve(app, listener, stop, max_connections=config.max_connections, tls=tls)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import Position, decode_position
+from databus.common.config import BootstrapConfig
 from databus.common.errors import BadCheckpoint, DatabusError, ServerUnavailable
 from databus.common.http.peer_client import PeerClient
 from databus.common.private import HiddenUrl
 
 _ANSWER_S = 15.0
+
+
+def credentials_of(config: BootstrapConfig) -> Credentials:
+    """What the log writer presents to the relays."""
+    return Credentials(**config.credentials.model_dump())
 
 
 class RelayApi:
@@ -23,10 +30,10 @@ class RelayApi:
     Raises: ServerUnavailable if none answers; the error that a relay answered with.
     """
 
-    def __init__(self, relays: Sequence[str]) -> None:
+    def __init__(self, relays: Sequence[str], credentials: Credentials | None = None) -> None:
         self._relays = [HiddenUrl(relay.rstrip("/")) for relay in relays]
         self._first = 0
-        self._http = PeerClient(answer_s=_ANSWER_S)
+        self._http = PeerClient(answer_s=_ANSWER_S, credentials=credentials)
 
     async def __aenter__(self) -> Self:
         self._http.open()

@@ -28,8 +28,12 @@ from databus.bootstrap.merging.scratch_folders import scratch_folder, sweep
 from databus.bootstrap.processes.log_writer import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.bootstrap.runs.manifest import Store
+from databus.common.access.listener_rules import require_protection
+from databus.common.access.listener_tls import server_tls
+from databus.common.access_config import AuthConfig, HttpConfig
 from databus.common.config import BootstrapConfig, Config
 from databus.common.errors import ConfigError, DatabusError
+from databus.common.http.admission import Admission
 from databus.common.http.listening_socket import listening_socket
 
 _LOG = logging.getLogger("databus.bootstrap")
@@ -45,6 +49,7 @@ STOP_S = 10.0
 
 Report = Callable[[str, Mapping[str, Any]], None]
 Started = Callable[[str], None]
+ReadAgain = Callable[[], Config]
 
 
 def _unannounced(url: str) -> None:
@@ -76,27 +81,67 @@ def bootstrap_config(config: Config | BootstrapConfig) -> BootstrapConfig:
     return section
 
 
+def http_config(config: Config | BootstrapConfig) -> HttpConfig:
+    """The ``[http]`` section; a ``[bootstrap]`` section alone has none.
+
+    Raises:
+        ConfigError: the files of TLS cannot be used, or the listener needs it and has none.
+    """
+    http = config.http if isinstance(config, Config) else HttpConfig()
+    auth = config.auth if isinstance(config, Config) else AuthConfig()
+    require_protection(bootstrap_config(config).listen, http, auth)
+    server_tls(http.tls)
+    return http
+
+
+def _admission(config: Config | BootstrapConfig, read_again: ReadAgain | None) -> Admission:
+    """Who may read; at SIGHUP the ``[auth]`` section is read again.  To be called in the loop."""
+    admission = Admission(config.auth if isinstance(config, Config) else AuthConfig())
+    if read_again is None:
+        return admission
+
+    def reload() -> None:
+        try:
+            new = read_again()
+            http_config(new)
+            admission.configure(new.auth)
+        except DatabusError as error:
+            _LOG.error("not reloaded: %s", error.message)
+        else:
+            _LOG.info("reloaded: [auth]")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    return admission
+
+
 def run_bootstrap(
-    config: Config | BootstrapConfig, *, apply: bool = True, started: Started = _unannounced
+    config: Config | BootstrapConfig,
+    *,
+    apply: bool = True,
+    started: Started = _unannounced,
+    read_again: ReadAgain | None = None,
 ) -> None:
     """Writer, server and (with ``apply``) applier, until SIGTERM or SIGINT.
 
-    ``started`` is called with the server's URL once its address is bound.
+    ``started`` is called with the server's URL once its address is bound.  ``read_again`` returns
+    the current configuration, for SIGHUP: the callers and their grants are taken from it.
 
     Raises:
         ServerUnavailable: the address is taken.
         StoreBusy: another process writes one of the logs.
     """
-    section = bootstrap_config(config)
+    section, http = bootstrap_config(config), http_config(config)
 
     async def body(stop: asyncio.Event) -> None:
         logs = OpenLogs(writes=True)
         listener = listening_socket(section.listen)
-        started(_url_of(listener))
+        started(_url_of(listener, http))
+        admission = _admission(config, read_again)
+        serving = serve_bootstrap(section, listener, stop, logs, http, admission)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_until(stop, write_logs(section, logs, stop)))
-                group.create_task(_until(stop, serve_bootstrap(section, listener, stop, logs)))
+                group.create_task(_until(stop, serving))
                 if apply:
                     group.create_task(_keep_applier(section, stop))
         finally:
@@ -123,20 +168,26 @@ def run_writer(config: Config | BootstrapConfig) -> None:
     _run(body)
 
 
-def run_server(config: Config | BootstrapConfig, *, started: Started = _unannounced) -> None:
-    """The server alone, until SIGTERM or SIGINT; ``started`` as for ``run_bootstrap``.
+def run_server(
+    config: Config | BootstrapConfig,
+    *,
+    started: Started = _unannounced,
+    read_again: ReadAgain | None = None,
+) -> None:
+    """The server alone, until SIGTERM or SIGINT; the arguments are those of ``run_bootstrap``.
 
     Raises:
         ServerUnavailable: the address is taken.
     """
-    section = bootstrap_config(config)
+    section, http = bootstrap_config(config), http_config(config)
 
     async def body(stop: asyncio.Event) -> None:
         logs = OpenLogs()
         listener = listening_socket(section.listen)
-        started(_url_of(listener))
+        started(_url_of(listener, http))
         try:
-            await serve_bootstrap(section, listener, stop, logs)
+            admission = _admission(config, read_again)
+            await serve_bootstrap(section, listener, stop, logs, http, admission)
         finally:
             logs.close()
 
@@ -226,9 +277,9 @@ def apply_round(
     return {name: error for name, error in zip(stores, found, strict=True) if error is not None}
 
 
-def _url_of(listener: socket.socket) -> str:
+def _url_of(listener: socket.socket, http: HttpConfig) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{http.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _run(body: Callable[[asyncio.Event], Awaitable[None]]) -> None:

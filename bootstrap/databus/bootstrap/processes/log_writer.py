@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from databus.bootstrap.log import log_gaps, seeding, segments
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import FOLDER, HotLog
-from databus.bootstrap.log.relay_api import RelayApi
+from databus.bootstrap.log.relay_api import RelayApi, credentials_of
 from databus.bootstrap.log.seeding import Seeder
 from databus.bootstrap.log.table_repairs import TableRepairs, name_of
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
@@ -122,7 +122,8 @@ class LogWriter:
                     word = self._word("failing", self._failure(error))
                     self._logs.words[self.folder / FOLDER] = word
                 await asyncio.sleep(RETRY_S)
-            async with RelayApi(self.config.relays) as relay:
+            credentials = credentials_of(self.config)
+            async with RelayApi(self.config.relays, credentials) as relay:
                 while True:
                     try:
                         await self._follow(relay)
@@ -200,6 +201,7 @@ class LogWriter:
             relays=self.config.relays,
             sources=() if "*" in self.config.sources else self.config.sources,
             client_name="bootstrap",
+            **self.config.credentials.model_dump(),
         )
         self._known_schemas = 0
         checkpoint = self.log.state().checkpoint
@@ -306,7 +308,10 @@ class LogWriter:
     async def _compare(self, relay: RelayApi, source: str) -> bool:
         """Make a suspended table's copy equal to the database; see ``resync.Compare``."""
         copy = LocalCopy(StoredDatabase(self.database, self.folder, self._logs, self.store))
-        async with self._comparing, HttpPeer(relay.current, self.database) as peer:
+        async with (
+            self._comparing,
+            HttpPeer(relay.current, self.database, credentials_of(self.config)) as peer,
+        ):
             report = await Verifier(peer, copy, by=name_of(self.log)).verify(source, repair=True)
         self._tell_repaired(report)
         return report.is_equal and report.is_followed
@@ -326,7 +331,7 @@ class LogWriter:
         )
         try:
             async with self._comparing:
-                report = await _first_answer(self.config.relays, self.database, verifier_of, source)
+                report = await _first_answer(self.config, self.database, verifier_of, source)
         except UnsupportedChange as error:
             _LOG.warning("%s; %s is dumped again", error.message, self.database)
             await self._in_thread(self._restart_empty)
@@ -357,12 +362,15 @@ class LogWriter:
 
 
 async def _first_answer(
-    relays: Sequence[str], database: str, verifier_of: Callable[[HttpPeer], Verifier], source: str
+    config: BootstrapConfig,
+    database: str,
+    verifier_of: Callable[[HttpPeer], Verifier],
+    source: str,
 ) -> Report:
     """The result of the first relay that answers."""
     errors = []
-    for url in relays:
-        async with HttpPeer(url, database) as relay:
+    for url in config.relays:
+        async with HttpPeer(url, database, credentials_of(config)) as relay:
             try:
                 return await verifier_of(relay).verify(source, repair=True)
             except ServerUnavailable as error:
@@ -393,7 +401,7 @@ async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Even
     stores = Stores(config)
     stopping = asyncio.create_task(stop.wait())
     try:
-        async with RelayApi(config.relays) as relay:
+        async with RelayApi(config.relays, credentials_of(config)) as relay:
             while not stop.is_set():
                 patient = bool(writers)
                 for name in await _databases(config, relay):

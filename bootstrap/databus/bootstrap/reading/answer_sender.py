@@ -193,7 +193,8 @@ class Sender:
         rendered = [self._format.render(part) for part in parts]
         size = sum(len(part) for part in rendered)
         # The headers go out with the first bytes that the response itself writes.
-        if size >= DIRECT_BYTES and self._sent_bytes:
+        # TLS has to see every byte.
+        if size >= DIRECT_BYTES and self._sent_bytes and not request.secure:
             self._direct = self._direct or ArrowSocketWriter(request)
             await self._direct.write(rendered)
         else:

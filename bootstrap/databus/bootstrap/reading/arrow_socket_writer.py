@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from aiohttp import HttpVersion11, web
 
+from databus.common.errors import InternalError
 from databus.common.frame.frame_format import Buffer
 from databus.common.http.tcp_options import limit_sending
 
@@ -37,6 +38,8 @@ class ArrowSocketWriter:
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader has gone")
+        if request.secure:
+            raise InternalError("bytes would go out beside the connection's encryption")
         self._transport = transport
         self._is_chunked = request.version >= HttpVersion11
         self._loop = asyncio.get_running_loop()

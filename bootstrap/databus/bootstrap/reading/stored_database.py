@@ -143,14 +143,20 @@ class StoredDatabase:
         """The numbers of the sources that the filter takes."""
         return matching_ids(self.source_names(), stream_filter)
 
-    def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
+    def require_sources(
+        self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None
+    ) -> list[str]:
         """The known sources that match; all of them without patterns.
+
+        With ``granted``, no other source is known to the caller.
 
         Raises:
             UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
                 While no source is known yet, every pattern may still match later.
         """
         known = self.source_names()
+        if granted is not None:
+            known = [name for name in known if matches(name, granted)]
         found = [name for name in known if not patterns or matches(name, patterns)]
         plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
         for pattern in [*plain, *(() if found else patterns)]:
@@ -162,13 +168,15 @@ class StoredDatabase:
                 )
         return found
 
-    def require_seeded(self, patterns: tuple[str, ...]) -> None:
+    def require_seeded(
+        self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None
+    ) -> None:
         """Refuse a reader that needs whole tables while one of them is not there yet.
 
         Raises:
             NotSeeded: with the sources that are missing.
         """
-        wanted = self.require_sources(patterns)
+        wanted = self.require_sources(patterns, granted)
         seeding = self.seeding()
         states = {name: seeding.get(name, {}).get("state") for name in wanted}
         # A glob does not request tables that cannot be read any more; their names do.
@@ -226,9 +234,11 @@ class StoredDatabase:
 
     # -- documents ----------------------------------------------------------------------
 
-    def register_document(self, patterns: tuple[str, ...]) -> dict[str, Any]:
-        """All schema versions of the sources that match."""
-        wanted = set(self.require_sources(patterns))
+    def register_document(
+        self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None
+    ) -> dict[str, Any]:
+        """All schema versions of the sources that match; see ``require_sources``."""
+        wanted = set(self.require_sources(patterns, granted))
         schemas = self.schemas()
         return {
             "database": self.name,

@@ -12,6 +12,7 @@ from databus.bootstrap.reading.frame_ranges import FrameRange, Starts, changes_f
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.stored_database import StoredDatabase
 from databus.bootstrap.runs.parquet_runs import RunFile
+from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import ORIGIN, Position, decode_position
 from databus.common.errors import ServerUnavailable, from_error_frame
 from databus.common.filters.stream_filter import StreamFilter
@@ -55,9 +56,9 @@ class HttpPeer:
     Raises: ServerUnavailable if it does not answer; the error that it answered with.
     """
 
-    def __init__(self, server: str, database: str) -> None:
+    def __init__(self, server: str, database: str, credentials: Credentials | None = None) -> None:
         self.url = f"{server.rstrip('/')}/v1/{database}"
-        self._http = PeerClient()
+        self._http = PeerClient(credentials=credentials)
 
     async def __aenter__(self) -> Self:
         self._http.open()

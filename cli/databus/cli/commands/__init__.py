@@ -2,8 +2,8 @@
 
 A module has a command's arguments and help, and calls its implementation: ``relay_command``,
 ``bootstrap_command`` (and apply), ``check_command``, ``tail_command``, ``schema_command``,
-``sink_command``, ``dump_command``, ``status_command`` (status, resync), ``init_command``,
-``verify_command``, ``runs_command``, ``export_command``, ``checkpoint_command``,
+``sink_command``, ``dump_command``, ``status_command`` (status, resync), ``init_command`` (init,
+token), ``verify_command``, ``runs_command``, ``export_command``, ``checkpoint_command``,
 ``inspect_command``, ``demo_command``.
 
 Imported by ``main``.  A command imports the rooms when it runs, so that ``--help`` is quick.

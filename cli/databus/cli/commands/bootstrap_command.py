@@ -7,7 +7,12 @@ from typing import Annotated
 import typer
 
 from databus.cli.console import serving_log
-from databus.cli.console.command_options import ConfigPath, bootstrap_section, seconds
+from databus.cli.console.command_options import (
+    ConfigPath,
+    bootstrap_section,
+    load_config,
+    seconds,
+)
 from databus.common.errors import BadRequest
 from databus.common.extras import require_extra
 from databus.common.private import keep_files_private
@@ -39,7 +44,7 @@ def bootstrap(
     require_extra("bootstrap")
     keep_files_private()
     serving_log.log_to_stderr()
-    section = bootstrap_section(config)
+    section, whole = bootstrap_section(config), load_config(config)
     with serving_log.compiled_kernels():
         with loading():
             from databus.bootstrap.processes import bootstrap_processes
@@ -51,9 +56,13 @@ def bootstrap(
             serving_log.announce_writer(section)
             bootstrap_processes.run_writer(section)
         elif role == "server":
-            bootstrap_processes.run_server(section, started=started)
+            bootstrap_processes.run_server(
+                whole, started=started, read_again=lambda: load_config(config)
+            )
         else:
-            bootstrap_processes.run_bootstrap(section, apply=apply, started=started)
+            bootstrap_processes.run_bootstrap(
+                whole, apply=apply, started=started, read_again=lambda: load_config(config)
+            )
 
 
 def apply(

@@ -131,7 +131,7 @@ def _address(path: Path, config: Config) -> str:
     if section is None:
         raise ConfigError(f"{path}: there is no [bootstrap] section")
     host, _, port = section.listen.rpartition(":")
-    return f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+    return f"{config.http.scheme}://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
 
 
 def _json(url: str, path: str) -> Any:

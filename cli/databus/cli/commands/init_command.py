@@ -123,3 +123,42 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} exists. Choose another file: --output FILE.") from None
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+token = typer.Typer(
+    help="Make tokens for the callers of relays and bootstrap servers.", no_args_is_help=True
+)
+
+
+@token.callback()
+def _token_group() -> None:
+    """Make tokens for the callers of relays and bootstrap servers."""
+
+
+@token.command()
+def make(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the caller.")] = "client",
+) -> None:
+    """Print a new token, and the section of the configuration with its hash.
+
+    The token goes to the first line of the output, and nowhere else. Store it in a file that only
+    the caller's user can read, and name the file as `token_file`.
+
+    Examples:
+
+        databus token make search-index
+        databus token make writer > writer.token
+    """
+    import json
+    import sys
+
+    from databus.common.access.authority import hash_of, new_token
+
+    token = new_token()
+    print(token)
+    section = (
+        f"[[auth.tokens]]\nname = {json.dumps(name)}\n"
+        f'hashes = ["{hash_of(token)}"]\n'
+        'grants = [{ actions = ["read"], databases = ["*"], sources = ["*"] }]'
+    )
+    print(section, file=sys.stderr)

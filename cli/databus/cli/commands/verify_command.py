@@ -78,7 +78,8 @@ async def _verify(
 
     if config.bootstrap is None:
         raise ConfigError(f"{path}: there is no [bootstrap] section")
-    relay = f"http://{config.relay.listen}" if config.relay else config.bootstrap.relays[0]
+    scheme = config.http.scheme
+    relay = f"{scheme}://{config.relay.listen}" if config.relay else config.bootstrap.relays[0]
     names = [database] if database else [one.name for one in config.database]
     names = names or list(config.bootstrap.databases)
     if not names:
@@ -93,7 +94,7 @@ async def _verify(
 
             async with (
                 HttpPeer(relay, name) as source,
-                HttpPeer(f"http://{config.bootstrap.listen}", name) as server,
+                HttpPeer(f"{scheme}://{config.bootstrap.listen}", name) as server,
             ):
                 copy = ServedCopy(server)
                 verifier = Verifier(source, copy, progress=show)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
+from databus.common.access.credentials import Credentials
 from databus.common.errors import ConfigError
 from databus.common.schema.source_schema import SourceSchema
 
@@ -75,6 +76,19 @@ class Options:
     """Schemas, by source, into which rows are resolved; without one, the newest schema."""
     client_name: str = ""
     """Name of the client in the metrics of the servers.  It has no other effect."""
+    token: str = field(default="", repr=False)
+    """Token for the servers.  Without it and ``token_file``: ``DATABUS_TOKEN`` or
+    ``DATABUS_TOKEN_FILE`` of the environment."""
+    token_file: str = ""
+    """File with the token; it is read again at each request."""
+    ca: str = ""
+    """PEM file of the authorities that sign the servers' certificates; without it ``DATABUS_CA`` of
+    the environment, or those of the system."""
+    certificate: str = ""
+    """PEM file of the certificate to present, for mutual TLS; without it ``DATABUS_CERTIFICATE``
+    and ``DATABUS_KEY`` of the environment."""
+    key: str = ""
+    """PEM file of the certificate's private key."""
     objects: bool = True
     """Give JSON documents and PostgreSQL's arrays as Python objects; False gives their text."""
     seed: int | None = None
@@ -92,6 +106,18 @@ class Options:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which is below {low}")
+        _ = self.credentials  # whose fields must belong together
+
+    @property
+    def credentials(self) -> Credentials:
+        """What the client presents to the servers."""
+        return Credentials(
+            token=self.token,
+            token_file=self.token_file,
+            ca=self.ca,
+            certificate=self.certificate,
+            key=self.key,
+        )
 
 
 class OptionFields(TypedDict, total=False):
@@ -121,6 +147,11 @@ class OptionFields(TypedDict, total=False):
     max_pull_failures: int | None
     reader_schemas: Mapping[str, SourceSchema]
     client_name: str
+    token: str
+    token_file: str
+    ca: str
+    certificate: str
+    key: str
     objects: bool
     seed: int | None
 

@@ -37,6 +37,7 @@ from databus.common.errors import (
     ReaderOvertaken,
     ScnTooOld,
     ServerUnavailable,
+    requested_pause_s,
 )
 
 Resume = StartPoint | AtTime | OnlineCheckpoint | BootstrapCheckpoint
@@ -369,7 +370,7 @@ class Machine:
         if counts and self._max_failures is not None and self._failures > self._max_failures:
             self._stop(cause)
         else:
-            self._wait_s = self._backoff.delay_s(attempt, self._rng)
+            self._wait_s = max(self._backoff.delay_s(attempt, self._rng), requested_pause_s(cause))
 
     def _leave_relay(self, cause: DatabusError) -> None:
         """Too old here: try the other relays, which may hold more, then a bootstrap server."""

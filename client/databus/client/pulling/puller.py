@@ -448,6 +448,7 @@ class Pull:
             silence_timeout_s=options.silence_timeout_s,
             read_bytes=min(1 << 19, max(1 << 14, options.buffer_bytes // 8)),
             client_name=options.client_name,
+            credentials=options.credentials,
         )
         self._new_puller = partial(
             Puller,

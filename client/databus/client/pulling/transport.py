@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
 from databus.common.http.peer_client import PeerAnswer, PeerClient
@@ -91,6 +92,7 @@ class Transport:
         silence_timeout_s: float = 20.0,
         read_bytes: int = 1 << 18,
         client_name: str = "",
+        credentials: Credentials | None = None,
     ) -> None:
         self._silence_timeout_s = silence_timeout_s
         self._read_bytes = read_bytes
@@ -99,6 +101,7 @@ class Transport:
             answer_s=answer_timeout_s,
             read_bytes=read_bytes,
             headers={CLIENT_HEADER: client_name} if client_name else {},
+            credentials=credentials,
         )
 
     async def __aenter__(self) -> Self:

@@ -96,12 +96,14 @@ def _first_numbers(
 class StreamFilter:
     """What a reader requests; the empty filter takes everything.
 
-    ``sources`` are globs over source names, ``ops`` the letters' ops.
+    ``sources`` are globs over source names, ``ops`` the letters' ops.  ``granted``, if it has
+    globs, are the only sources that this reader may get.
     """
 
     sources: tuple[str, ...] = ()
     ops: frozenset[Op] = frozenset()
     partition: Partition | None = None
+    granted: tuple[str, ...] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -111,11 +113,13 @@ class StreamFilter:
     @property
     def takes_every_source(self) -> bool:
         """Whether no source is left out."""
-        return not self.sources or "*" in self.sources
+        return (not self.sources or "*" in self.sources) and self.granted is None
 
     def takes_source(self, name: str) -> bool:
         """Whether a source's name matches one of the globs."""
-        return self.takes_every_source or matches(name, self.sources)
+        if self.granted is not None and not matches(name, self.granted):
+            return False
+        return not self.sources or matches(name, self.sources)
 
     def mask(
         self,

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from databus.common.errors import ServerUnavailable
+from databus.common.http.admission import ADMISSION
 from databus.common.http.http_application import (
     PARAMETERS,
     Handler,
@@ -40,7 +41,11 @@ def routes_of(endpoints: Iterable[Endpoint], *handlers: object) -> Iterator[web.
 
 def _answering(endpoint: Endpoint, handler: Handler) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
+        admission = request.app.get(ADMISSION)
+        if admission is None:
+            return await handler(request)
+        async with admission.admitted(request, endpoint):
+            return await handler(request)
 
     setattr(answer, PARAMETERS, endpoint.parameters)
     return answer

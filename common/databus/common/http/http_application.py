@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from databus.common.access.listener_tls import ServerTls
 from databus.common.errors import (
     BadRequest,
     DatabusError,
@@ -69,10 +71,19 @@ def problem_response(error: DatabusError, headers: Mapping[str, str] | None = No
         headers={
             "Content-Type": PROBLEM_TYPE,
             "Cache-Control": "no-store",
-            **({"Retry-After": "1"} if error.retry else {}),
+            **_advice(error),
             **(headers or {}),
         },
     )
+
+
+def _advice(error: DatabusError) -> dict[str, str]:
+    """The headers that tell a program what to do."""
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if not error.retry:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.details.get("retry_after_s", 1))))}
 
 
 @web.middleware
@@ -161,7 +172,10 @@ def _guarding(guard: RequestGuard) -> Middleware:
 def make_app(
     routes: Iterable[web.AbstractRouteDef], guard: RequestGuard | None = None
 ) -> web.Application:
-    """An application with these routes, problem documents and ``STOPPING``."""
+    """An application with these routes, problem documents and ``STOPPING``.
+
+    Its ``ADMISSION`` decides about requests, if it is given one.
+    """
     middlewares: list[Middleware] = [problem_middleware]
     if guard is not None:
         middlewares.append(_guarding(guard))
@@ -186,10 +200,11 @@ async def serve(
     *,
     started: Callable[[], None] = lambda: None,
     max_connections: int = MAX_CONNECTIONS,
+    tls: ServerTls | None = None,
 ) -> None:
     """Run ``app`` on ``listener`` until ``stop`` is set, then end open answers and return.
 
-    ``started`` is called once connections are accepted.
+    ``started`` is called once connections are accepted.  With ``tls`` they are encrypted.
     """
     runner = web.AppRunner(
         app,
@@ -205,7 +220,11 @@ async def serve(
     server = bounded_server(runner.server, problem_response)
     refusal = ServerUnavailable("too many connections are open")
     acceptor = Acceptor(
-        listener, server, to_line(to_problem(refusal)).encode(), most_connections(max_connections)
+        listener,
+        server,
+        to_line(to_problem(refusal)).encode(),
+        most_connections(max_connections),
+        tls,
     )
     try:
         started()

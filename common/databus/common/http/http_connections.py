@@ -20,6 +20,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from databus.common.access.listener_tls import ServerTls
 from databus.common.errors import (
     BadRequest,
     DatabusError,
@@ -33,6 +34,10 @@ STALLED_S = 900.0
 """How long a reader may accept no byte before its connection ends.  The client library reads
 while its buffer has room, and resumes at its position."""
 MAX_CONNECTIONS = 20_000
+HANDSHAKE_S = 10.0
+"""How long a TLS handshake may take; a connection in one counts among the open ones."""
+TLS_END_S = 1.0
+"""How long a closed TLS connection waits for the other side's end."""
 _SPARE_DESCRIPTORS = 64
 _ACCEPTED_AT_ONCE = 100
 _LOG_EVERY_S = 60.0
@@ -52,20 +57,28 @@ class Acceptor:
     """Accepts connections at a listening socket and hands them to a protocol.
 
     Invariants:
-        I1. There are at most ``most`` connections; a further one gets a 503 and is closed.
+        I1. There are at most ``most`` connections; a further one gets a 503, without TLS, and is
+            closed.
         I2. At the descriptor limit it waits ``_RETRY_S`` before it tries again, and logs that
             once per ``_LOG_EVERY_S``.
+        I3. With ``tls``, the server sees no byte of a connection before its handshake.
 
     Owner: one event loop.  It closes the listener.
     """
 
     def __init__(
-        self, listener: socket.socket, server: web.Server, refusal: bytes, most: int
+        self,
+        listener: socket.socket,
+        server: web.Server,
+        refusal: bytes,
+        most: int,
+        tls: ServerTls | None = None,
     ) -> None:
         self._listener = listener
         self._server = server
         self._refusal = _REFUSAL % (len(refusal), refusal)
         self._most = most
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[Any]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -113,17 +126,29 @@ class Acceptor:
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._server, connection)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._server, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._server,
+                    connection,
+                    ssl=self._tls.context(),
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                    ssl_shutdown_timeout=TLS_END_S,
+                )
         except OSError as error:
             connection.close()
             if error.errno in _NO_ROOM:
                 self._warn(f"a connection was dropped: {error.strerror}")
+            elif self._tls is not None:
+                self._warn(f"a TLS handshake failed: {str(error) or type(error).__name__}")
 
     def _refuse(self, connection: socket.socket) -> None:
         self._warn(f"there are {self._most} connections, the most allowed; more are refused")
         with contextlib.suppress(OSError), connection:
             connection.setblocking(False)
-            connection.send(self._refusal)
+            if self._tls is None:
+                connection.send(self._refusal)
 
     def _pause(self, error: OSError) -> None:
         """Waiting connections stay in the kernel's queue, and open ones are still served."""

@@ -8,14 +8,18 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from databus.common.access.grants import ANYONE, OPEN, EndpointAction, Need, Scope
 from databus.common.errors import (
     BadRequest,
     DatabusError,
+    Forbidden,
     ForeignHost,
     ForeignOrigin,
     InternalError,
     RequestTimeout,
     ServerUnavailable,
+    TooManyRequests,
+    Unauthenticated,
     UnsupportedMediaType,
     registry,
 )
@@ -46,7 +50,8 @@ class Endpoint:
 
     The method ``answer_<name>`` of a handlers' object answers it, or the one that ``handler``
     names.  ``answer`` is the JSON schema of a JSON answer; ``produces`` the types of any other.
-    ``errors`` are those besides 400 and 500, which every endpoint has.
+    ``errors`` are those besides 400 and 500, which every endpoint has.  ``needs`` is what the
+    caller must have a grant for.
     """
 
     method: str
@@ -61,6 +66,7 @@ class Endpoint:
     body: Mapping[str, Any] | None = None
     errors: tuple[type[DatabusError], ...] = ()
     handler: str = ""
+    needs: Need = field(kw_only=True)
 
     @property
     def is_stream(self) -> bool:
@@ -68,21 +74,38 @@ class Endpoint:
         return FRAMES_TYPE in self.produces
 
 
+_MONITOR = Need(Scope.SERVER, EndpointAction.MONITOR)
+
+
 def operations(server: str, ready_when: str) -> tuple[Endpoint, ...]:
     """The endpoints of every server for operators: state, health, metrics."""
     return (
-        Endpoint("GET", "/v1/status", "status", f"The whole state of the {server}."),
+        Endpoint(
+            "GET",
+            "/v1/status",
+            "status",
+            f"The whole state of the {server}.",
+            needs=_MONITOR,
+        ),
         Endpoint(
             "GET",
             "/status",
             "status_page",
             "The same as a page for browsers.",
             produces=("text/html",),
+            needs=_MONITOR,
         ),
-        Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
-        Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
-        Endpoint("GET", "/readyz", "readyz", ready_when, errors=(ServerUnavailable,)),
-        Endpoint("GET", "/metrics", "metrics", "Prometheus metrics.", produces=("text/plain",)),
+        Endpoint("GET", "/v1/openapi.json", "openapi", "This document.", needs=ANYONE),
+        Endpoint("GET", "/healthz", "healthz", "Whether the process answers.", needs=OPEN),
+        Endpoint("GET", "/readyz", "readyz", ready_when, errors=(ServerUnavailable,), needs=OPEN),
+        Endpoint(
+            "GET",
+            "/metrics",
+            "metrics",
+            "Prometheus metrics.",
+            produces=("text/plain",),
+            needs=_MONITOR,
+        ),
     )
 
 
@@ -158,6 +181,8 @@ def _answer(endpoint: Endpoint) -> dict[str, Any]:
 def _problems(endpoint: Endpoint) -> dict[str, Any]:
     by_status: dict[int, list[type[DatabusError]]] = {}
     errors: tuple[type[DatabusError], ...] = (BadRequest, *endpoint.errors, InternalError)
+    if endpoint.needs.scope is not Scope.OPEN:
+        errors += (Unauthenticated, Forbidden, TooManyRequests)
     if endpoint.method != "GET":
         errors += (ForeignHost, ForeignOrigin)
     if endpoint.body is not None:

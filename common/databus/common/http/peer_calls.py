@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from databus.common.access.credentials import Credentials
 from databus.common.errors import BadRequest, DatabusError, ServerUnavailable, from_answer
 from databus.common.http.peer_answers import (
     MAX_JSON_BYTES,
@@ -35,7 +37,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Nowhere: an answer must not send us to another server."""
 
 
-_OPENER = urllib.request.build_opener(_NoRedirects)
+def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    """Without the environment's proxies, as ``peer_client``: a token is for the server alone."""
+    handlers: list[Any] = [_NoRedirects, urllib.request.ProxyHandler({})]
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
 
 
 class CallAnswer:
@@ -90,25 +97,37 @@ def peer_call(
     json_body: Any = None,
     headers: Mapping[str, str] | None = None,
     silence_s: float,
+    credentials: Credentials | None = None,
 ) -> Iterator[CallAnswer]:
     """The answer of ``server`` for ``path``.  No pause in it is longer than ``silence_s``.
+
+    What ``credentials`` does not have comes from the environment.
 
     Raises:
         ServerUnavailable: the server does not answer, breaks off, or encodes the answer.
         BadRequest: the URL is not valid.
+        ConfigError: a file of the credentials cannot be used, or the token would be sent
+            unencrypted.
         DatabusError: the problem that it answered.
     """
     url = f"{server}{path}"
     if not url.startswith(("http://", "https://")):
         raise BadRequest(f"{url!r} is not an http:// or https:// URL")
+    presented = (credentials or Credentials()).or_environment()
+    whole = server + path  # ``url`` hides a password
     request = urllib.request.Request(
         server + path + (f"?{urllib.parse.urlencode(query)}" if query else ""),
         data=None if json_body is None else json.dumps(json_body).encode(),
-        headers={"Content-Type": "application/json", **PLAIN, **(headers or {})},
+        headers={
+            "Content-Type": "application/json",
+            **PLAIN,
+            **(headers or {}),
+            **presented.headers(whole),
+        },
         method=method,
     )
     try:
-        answer = _OPENER.open(request, timeout=silence_s)
+        answer = _opener(presented.context(whole)).open(request, timeout=silence_s)
     except urllib.error.HTTPError as error:
         with error:
             raise _problem(url, error) from None

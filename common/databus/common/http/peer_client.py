@@ -7,12 +7,20 @@ an answer must not send us to another server.  Programs that cannot run an event
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Self
 
 import aiohttp
 
-from databus.common.errors import BadRequest, DatabusError, ServerUnavailable, from_answer
+from databus.common.access.credentials import Credentials
+from databus.common.errors import (
+    BadRequest,
+    DatabusError,
+    ServerUnavailable,
+    TooManyRequests,
+    from_answer,
+)
 from databus.common.http.peer_answers import (
     MAX_JSON_BYTES,
     PLAIN,
@@ -26,6 +34,7 @@ from databus.common.http.peer_answers import (
 )
 
 MAX_CONNECTIONS = 8
+_ROUNDS = 3
 
 
 class PeerAnswer:
@@ -93,14 +102,19 @@ class PeerAnswer:
                 body += part
         except (aiohttp.ClientError, OSError) as error:
             return broken_problem(self.url, self.status, error)
-        return from_answer(self.url, self.status, body, otherwise=otherwise)
+        problem = from_answer(self.url, self.status, body, otherwise=otherwise)
+        pause = self.headers.get("Retry-After", "")
+        if isinstance(problem, TooManyRequests) and pause.isascii() and pause.isdigit():
+            problem.details.setdefault("retry_after_s", int(pause[:9]))
+        return problem
 
 
 class PeerClient:
     """One pool of connections to Databus servers.
 
     ``connect_s`` bounds a connection's start, ``answer_s`` a whole answer.  ``socket_path`` is a
-    unix socket that every request uses, whatever its host is.
+    unix socket that every request uses, whatever its host is; credentials are not sent there.
+    What ``credentials`` does not have comes from the environment.
 
     Invariants:
         I1. No connection is left open after ``close``.
@@ -116,6 +130,7 @@ class PeerClient:
         read_bytes: int = 1 << 18,
         headers: Mapping[str, str] | None = None,
         socket_path: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._connect_s = connect_s
         self._answer_s = answer_s
@@ -123,7 +138,10 @@ class PeerClient:
         # The server sends frames from the ring without a copy; encoding would cost it one.
         self._headers = {**PLAIN, **(headers or {})}
         self._socket_path = socket_path
-        self._is_open = False
+        self._credentials = Credentials()
+        if socket_path is None:
+            self._credentials = (credentials or Credentials()).or_environment()
+        self._is_open = self._has_tls = False
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -143,6 +161,10 @@ class PeerClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+        if self._has_tls:
+            # A TLS connection that was aborted closes its socket in the loop's next rounds.
+            for _ in range(_ROUNDS):
+                await asyncio.sleep(0)
 
     async def request(
         self,
@@ -167,16 +189,22 @@ class PeerClient:
         Raises:
             ServerUnavailable: the server does not answer, breaks off, or encodes the answer.
             BadRequest: the URL is not valid.
+            ConfigError: a file of the credentials cannot be used, or the token would be sent
+                unencrypted.
         """
+        whole = server + path
+        bearer, context = self._credentials.headers(whole), self._credentials.context(whole)
+        self._has_tls |= context is not None
         url = f"{server}{path}"  # for errors: formatting a HiddenUrl hides its password
         try:
             response = await self._connections().request(
                 method,
-                server + path,
+                whole,
                 params=query,
                 json=json,
                 data=data,
-                headers=headers,
+                headers={**(headers or {}), **bearer},
+                ssl=context or True,
                 timeout=aiohttp.ClientTimeout(
                     total=self._answer_s if silence_s is None else None,
                     sock_connect=self._connect_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from databus.common.access.grants import EndpointAction, Need, Scope
 from databus.common.errors import (
     BadCheckpoint,
     BadFilter,
@@ -165,6 +166,8 @@ _SCHEMA = {**_SOURCE, "schema": {"type": "object"}}
 del _SCHEMA["name"], _SCHEMA["state"]
 _SCHEMA["source"] = TEXT
 
+_READ = Need(Scope.COLUMNS, EndpointAction.READ)
+_DUMP_CONTROL = Need(Scope.DATABASE, EndpointAction.DUMP)
 _by_fetcher = partial(Endpoint, handler="pass_on")
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -174,6 +177,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "databases",
         "The databases that are served, with the range of each stream.",
         answer=_list("databases", _RANGE),
+        needs=Need(Scope.DATABASES, EndpointAction.READ),
     ),
     Endpoint(
         "GET",
@@ -184,6 +188,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             {**_RANGE, "sources": {"type": "array", "items": whole_object(_SOURCE)}}
         ),
         errors=_DATABASE,
+        needs=_READ,
     ),
     Endpoint(
         "GET",
@@ -200,6 +205,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             }
         ),
         errors=(BadFilter, *_DATABASE, UnknownSource),
+        needs=_READ,
     ),
     Endpoint(
         "GET",
@@ -219,6 +225,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             ScnTooOld,
             ReaderOvertaken,
         ),
+        needs=_READ,
     ),
     _by_fetcher(
         "POST",
@@ -228,6 +235,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_CHUNK_REQUEST,
         produces=(CHUNK_TYPE,),
         errors=(*_DUMPS, UnknownSource),
+        needs=Need(Scope.SOURCES, EndpointAction.REPLICATE),
     ),
     _by_fetcher(
         "GET",
@@ -236,6 +244,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The tables that are suspended or resynchronising, with reason and cure.",
         answer=_list("tables", _TABLE),
         errors=_DUMPS,
+        needs=Need(Scope.DATABASE, EndpointAction.READ),
     ),
     _by_fetcher(
         "POST",
@@ -252,6 +261,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             },
         },
         errors=_DUMPS,
+        needs=Need(Scope.DATABASE, EndpointAction.ADMIN),
     ),
     _by_fetcher(
         "POST",
@@ -261,6 +271,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_RELEASE,
         answer=whole_object({"prev": POSITION, "max": POSITION}),
         errors=(*_DUMPS, ScnTooOld),
+        needs=Need(Scope.DATABASE, EndpointAction.REPLICATE),
     ),
     _by_fetcher(
         "POST",
@@ -271,6 +282,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_DUMP_REQUEST,
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, UnknownSource),
+        needs=Need(Scope.SOURCES, EndpointAction.DUMP),
     ),
     _by_fetcher(
         "GET",
@@ -279,6 +291,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "All recorded dumps.",
         answer=_list("dumps", _DUMP),
         errors=_DUMPS,
+        needs=_DUMP_CONTROL,
     ),
     _by_fetcher(
         "GET",
@@ -287,6 +300,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "One dump with its progress.",
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound),
+        needs=_DUMP_CONTROL,
     ),
     _by_fetcher(
         "PATCH",
@@ -296,6 +310,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_DUMP_CHANGE,
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound, DumpFailed),
+        needs=_DUMP_CONTROL,
     ),
     _by_fetcher(
         "DELETE",
@@ -304,6 +319,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Cancel a dump.",
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound),
+        needs=_DUMP_CONTROL,
     ),
     *openapi_document.operations("relay", "Whether every database can be served."),
 )

@@ -19,9 +19,12 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from databus.common.access.listener_tls import server_tls
+from databus.common.access_config import AuthConfig
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError, ScnTooOld, UnknownDatabase
 from databus.common.filters.stream_filter import parse_sources
+from databus.common.http.admission import ADMISSION, Admission, granted
 from databus.common.http.endpoint_routes import Operations, routes_of
 from databus.common.http.http_application import (
     json_response,
@@ -70,6 +73,7 @@ class RelayServer:
             raise ConfigError("the configuration has no [relay] section")
         self.config: RelayConfig = config.relay
         self.worker = worker
+        self.admission = Admission(config.auth)
         self.started_s = time.time()
         self.databases = {
             database.name: DatabaseView(
@@ -106,6 +110,10 @@ class RelayServer:
             DatabaseFolder.of(self.config.data_dir, database.name),
             WakeupReceiver(wakeup_fd),
         )
+
+    def set_auth(self, auth: AuthConfig) -> None:
+        """Decide by other callers and grants from now on."""
+        self.admission.configure(auth)
 
     def remove(self, name: str) -> None:
         """Serve a database no longer; its readers are notified at once."""
@@ -153,6 +161,7 @@ class RelayServer:
     async def answer_databases(self, request: web.Request) -> web.Response:
         """GET /v1/databases"""
         query_of(request)
+        access = granted(request)
         return json_response(
             {
                 "databases": [
@@ -160,6 +169,7 @@ class RelayServer:
                     if database.is_ready
                     else {"name": database.name, "state": database.fetcher_state().name}
                     for database in self.databases.values()
+                    if access.has_database(database.name)
                 ]
             }
         )
@@ -168,14 +178,18 @@ class RelayServer:
         """GET /v1/{db}/sources"""
         query_of(request)
         database = self._database(request)
-        return json_response({**database.range_document(), "sources": database.sources_document()})
+        access = granted(request)
+        listed = [one for one in database.sources_document() if access.has_source(one["name"])]
+        return json_response({**database.range_document(), "sources": listed})
 
     async def answer_register(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/register"""
         query = query_of(request)
         database = self._database(request)
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
-        return json_response(database.register_document(patterns, parse_columns(query)))
+        return json_response(
+            database.register_document(patterns, parse_columns(query), granted(request))
+        )
 
     async def answer_stream(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/stream"""
@@ -183,7 +197,7 @@ class RelayServer:
         self.counters.add(database.name, "requests")
         try:
             query = query_of(request)
-            parsed = parse_stream_request(query, request.headers, database.name)
+            parsed = parse_stream_request(query, request.headers, database.name, granted(request))
             with (
                 database.answering(),
                 self.clients.answering(database.name, parsed.client) as client,
@@ -255,6 +269,7 @@ def make_relay_app(
     guard = RequestGuard(server.config.listen, server.config.allowed_hosts)
     app = make_app(server.routes(), guard)
     app[SERVER] = server
+    app[ADMISSION] = server.admission
 
     async def wake_readers(_: web.Application) -> None:
         for database in server.databases.values():
@@ -281,6 +296,7 @@ async def run_worker(handover: Handover) -> None:
             handover.listening_socket(),
             stop,
             max_connections=app[SERVER].config.max_connections,
+            tls=server_tls(handover.config.http.tls),
         )
 
 

@@ -23,6 +23,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from databus.common.access.listener_rules import require_protection
+from databus.common.access.listener_tls import server_tls
+from databus.common.access_config import AuthConfig
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
 from databus.common.http.listening_socket import listening_socket
@@ -108,7 +111,9 @@ class Supervisor:
         if not config.database:
             raise ConfigError("the configuration has no [[database]] section to serve")
         self.config = config
+        server_tls(config.http.tls)  # The workers use it; a wrong file is an error here.
         self.relay: RelayConfig = config.relay
+        require_protection(config.relay.listen, config.http, config.auth)
         self._read_again = read_again
         self._jitter = jitter or random.Random()
         self._stopping = asyncio.Event()
@@ -192,7 +197,7 @@ class Supervisor:
     def url(self) -> str:
         """The URL of the workers."""
         host, _, port = self.address.rpartition(":")
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        return f"{self.config.http.scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
     def stop(self) -> None:
         """Let ``run`` end all children and return."""
@@ -236,8 +241,14 @@ class Supervisor:
         async with self._reloading:
             new = await asyncio.to_thread(self._read_again)
             found = changes(self.config, new)
+            require_protection(self.relay.listen, self.config.http, new.auth)
             wakeups = self._make_wakeups(found.added)
-            self.config = self.config.model_copy(update={"database": new.database})
+            has_new_auth = new.auth != self.config.auth
+            self.config = self.config.model_copy(
+                update={"database": new.database, "auth": new.auth}
+            )
+            if has_new_auth:
+                self._tell_workers("auth", new.auth)
             for database in found.added:
                 fetcher = self._make_fetcher(database.name, wakeups[database.name])
                 self._tell_workers("add", database, self._wakeups[database.name])
@@ -260,17 +271,22 @@ class Supervisor:
             _log.error("not reloaded: %s", error.message)
 
     def _tell_workers(
-        self, what: str, database: DatabaseConfig | str, wakeups: list[int] | None = None
+        self,
+        what: str,
+        about: DatabaseConfig | AuthConfig | str,
+        wakeups: list[int] | None = None,
     ) -> None:
         for number, worker in enumerate(self._workers):
             channel = worker.channel
             if channel is None:
                 continue  # its handover will have everything
             try:
-                if isinstance(database, str):
-                    channel.remove(database)
+                if isinstance(about, str):
+                    channel.remove(about)
+                elif isinstance(about, AuthConfig):
+                    channel.set_auth(about)
                 else:
-                    channel.add(database, wakeups[number] if wakeups else -1)
+                    channel.add(about, wakeups[number] if wakeups else -1)
             except OSError as error:
                 _log.warning(
                     "%s did not take the message %s and is restarted: %s", worker.name, what, error

@@ -16,6 +16,7 @@ import signal
 import socket
 from typing import Any, Protocol, Self
 
+from databus.common.access_config import AuthConfig
 from databus.common.config import DatabaseConfig
 
 MESSAGE_BYTES = 1 << 20
@@ -31,6 +32,9 @@ class Serving(Protocol):
 
     def remove(self, name: str) -> None:
         """Serve a database no longer."""
+
+    def set_auth(self, auth: AuthConfig) -> None:
+        """Decide by other callers and grants."""
 
 
 class SupervisorChannel:
@@ -66,6 +70,10 @@ class SupervisorChannel:
     def remove(self, name: str) -> None:
         """Let the worker serve a database no longer."""
         self._send({"remove": name}, [])
+
+    def set_auth(self, auth: AuthConfig) -> None:
+        """Let the worker decide by other callers and grants."""
+        self._send({"auth": auth.model_dump(mode="json")}, [])
 
     def _send(self, message: dict[str, Any], fds: list[int]) -> None:
         socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
@@ -106,6 +114,9 @@ class WorkerChannel:
         if "remove" in message:
             self._serving.remove(message["remove"])
             _log.info("%s is no longer served", message["remove"])
+            return
+        if "auth" in message:
+            self._serving.set_auth(AuthConfig.model_validate(message["auth"]))
             return
         if message["fds"] != len(fds):
             raise OSError(errno.EMFILE, "the wake-up did not come: too many open files")

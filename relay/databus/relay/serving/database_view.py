@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from databus.common.access.grants import EVERYTHING, Access
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
 from databus.common.errors import (
@@ -199,14 +200,20 @@ class DatabaseView:
         """The numbers of the known sources that the filter selects."""
         return matching_ids(self.schemas.sources, stream_filter)
 
-    def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
+    def require_sources(
+        self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None
+    ) -> list[str]:
         """The known sources that match; all of them without patterns.
+
+        With ``granted``, no other source is known to the caller.
 
         Raises:
             UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
                 While no source is known yet, every pattern may still match later.
         """
         known = self.schemas.sources
+        if granted is not None:
+            known = [name for name in known if matches(name, granted)]
         if not patterns:
             return known
         found = [name for name in known if matches(name, patterns)]
@@ -313,20 +320,25 @@ class DatabaseView:
         ]
 
     def register_document(
-        self, patterns: tuple[str, ...], columns: frozenset[str] | None = None
+        self,
+        patterns: tuple[str, ...],
+        columns: frozenset[str] | None = None,
+        access: Access = EVERYTHING,
     ) -> dict[str, Any]:
         """All schema versions of the sources that match, as readers of ``columns`` see them.
 
         Versions that are the same in these columns are one, under the first one's number.
         """
         self.refresh_schemas()
-        sources = self.require_sources(patterns)
+        sources = self.require_sources(patterns, access.sources)
         wanted = set(sources)
         found = [schema for schema in self.schemas if schema.source in wanted]
         seen = found
         if columns is not None:
             self.require_columns(columns, sources)
-            seen = self.projections.of(columns).learn_all(found)
+        shown_columns = access.columns if columns is None else columns
+        if shown_columns is not None:
+            seen = self.projections.of(shown_columns).learn_all(found)
         versions: dict[int, tuple[SourceSchema, int]] = {}
         for schema, shown in zip(found, seen, strict=True):
             first = versions.pop(shown.fingerprint, (shown, self.schemas.version(schema)))
@@ -334,7 +346,11 @@ class DatabaseView:
         return {
             "database": self.name,
             "clock": self.ring.clock,
-            "tables": self.tables_not_followed(patterns),
+            "tables": [
+                one
+                for one in self.tables_not_followed(patterns)
+                if access.has_source(one["source"])
+            ],
             "schemas": [
                 {
                     "source": schema.source,

@@ -1,9 +1,10 @@
 """Writes large parts of an answer from the ring's mapping to the socket, without a buffer between.
 
 aiohttp owns the connection and writes everything else; its transport is empty while this module
-writes to its descriptor.  The kernel copies the bytes during the call, so
-the ring's writer can spoil them only then, or before.  Both are detected: a check before a call
-that the head has not passed the bytes, and a check after it (decision 0018).
+writes to its descriptor.  The connection has no TLS, which would have to see every byte.  The
+kernel copies the bytes during the call, so the ring's writer can spoil them only then, or before.
+Both are detected: a check before a call that the head has not passed the bytes, and a check after
+it (decision 0018).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 from aiohttp import HttpVersion11, web
 
-from databus.common.errors import ReaderOvertaken
+from databus.common.errors import InternalError, ReaderOvertaken
 from databus.common.frame.frame_format import Buffer
 from databus.common.http.tcp_options import limit_sending
 from databus.relay.ring.ring_reader import RingReader
@@ -72,6 +73,8 @@ class SocketWriter:
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader has gone")
+        if request.secure:
+            raise InternalError("bytes would go out beside the connection's encryption")
         self._transport = transport
         # Its own descriptor: the loop does not let other code wait for a transport's descriptor.
         # The transport may also be closed meanwhile, and another connection get its number.

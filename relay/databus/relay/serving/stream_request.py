@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from databus.common.access.grants import EVERYTHING, Access
 from databus.common.checkpoint import After, AtTime, StartPoint
-from databus.common.errors import BadRequest
+from databus.common.errors import BadRequest, Forbidden
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.http.request_parameters import (
     CHECKPOINT,
@@ -102,6 +103,9 @@ class StreamRequest:
     follow: bool
     where: Predicate | None = None
     columns: frozenset[str] | None = None
+    """The columns that the reader has named."""
+    shown_columns: frozenset[str] | None = None
+    """The columns that it gets: those that it has named, or those that are granted."""
     coding: str | None = None
     spans: bool = False
     client: str = UNNAMED
@@ -110,20 +114,26 @@ class StreamRequest:
 
 
 def parse_stream_request(
-    query: Mapping[str, str], headers: Mapping[str, str], database: str
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    database: str,
+    access: Access = EVERYTHING,
 ) -> StreamRequest:
-    """The request in a query whose names are known.
+    """The request in a query whose names are known, narrowed to what the reader may get.
 
     A browser that reconnects repeats its query; its position is in Last-Event-ID.
 
     Raises:
         BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
+        Forbidden: it names a source that is not granted, or a format with columns that are not.
     """
     form = query.get("format")
     if form != "debezium":
         form = choose_format(headers.get("Accept", "*/*"), form)
     elif "columns" in query:
         raise BadRequest("format=debezium has whole rows; leave out `columns`", parameter="columns")
+    elif access.columns is not None:
+        raise Forbidden("format=debezium has whole rows, and only some columns are granted")
     start = parse_start(query, database)
     last_id = headers.get("Last-Event-ID", "")
     if form == "sse" and last_id:
@@ -131,13 +141,14 @@ def parse_stream_request(
     max_bytes = parse_count(query, "max_bytes", 0, least=1)
     return StreamRequest(
         start=start,
-        filter=parse_filter(query),
+        filter=access.narrow(parse_filter(query)),
         format=form,
         max_bytes=max_bytes or None,
         wait_s=parse_count(query, "wait_ms", 0) / 1000,
         follow=parse_flag(query, "follow", form == "sse"),
         where=parse_where(query["where"]) if "where" in query else None,
-        columns=parse_columns(query),
+        columns=(columns := parse_columns(query)),
+        shown_columns=access.columns if columns is None else columns,
         coding=choose_coding(headers.get("Accept-Encoding", "")),
         spans=form == "frames" and takes_spans(headers.get("Accept", "")),
         batch_s=parse_count(query, "batch_ms", 0) / 1000,

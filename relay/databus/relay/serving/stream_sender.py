@@ -58,11 +58,14 @@ class StreamAnswer:
         SourceUnavailable from the constructor.
     """
 
-    def __init__(self, database: DatabaseView, request: StreamRequest) -> None:
+    def __init__(
+        self, database: DatabaseView, request: StreamRequest, *, is_encrypted: bool = False
+    ) -> None:
+        """An encrypted connection gets no extents: TLS has to see every byte."""
         self.database = database
         self.request = request
         database.refresh_schemas()
-        sources = database.require_sources(request.filter.sources)
+        sources = database.require_sources(request.filter.sources, request.filter.granted)
         if request.columns is not None:
             database.require_columns(request.columns, sources)
         row_filter = None
@@ -90,7 +93,7 @@ class StreamAnswer:
             row_filter=row_filter,
         )
         self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
-        projected = request.columns if request.format == "frames" else None
+        projected = request.shown_columns if request.format == "frames" else None
         if projected is not None:
             rewriter = database.projections.of(projected)
             self.format: Format = ProjectedFrames(rewriter, database.schemas)
@@ -98,7 +101,7 @@ class StreamAnswer:
             self.format = DebeziumLines(database, ring.clock)
         else:
             self.format = make_format(
-                request.format, Renderer(database.name, database.schema_of, request.columns)
+                request.format, Renderer(database.name, database.schema_of, request.shown_columns)
             )
         self._block_bytes = self.format.block_bytes
         if row_filter is not None:
@@ -109,7 +112,7 @@ class StreamAnswer:
             self.headers["Content-Encoding"] = request.coding
             self._block_bytes = min(self._block_bytes, CODED_BLOCK_BYTES)
         sends_as_it_lies = request.format == "frames" and self.coder is None and projected is None
-        self._sends_extents = sends_as_it_lies and self.cursor.takes_all
+        self._sends_extents = sends_as_it_lies and self.cursor.takes_all and not is_encrypted
         self._row_filter = row_filter
         self._uses_listings = sends_as_it_lies and self.cursor.uses_cached_headers
         self.batch = PendingBatch(request.batch_s, request.batch_bytes) if request.batch_s else None
@@ -360,7 +363,7 @@ class StreamSender:
     ) -> web.StreamResponse:
         """Answer a stream request, from the look-up in the ring to the last byte."""
         try:
-            answer, part = _begin(database, stream_request)
+            answer, part = _begin(database, stream_request, is_encrypted=request.secure)
         except ScnTooOld:
             client.add("too_old")
             raise
@@ -459,14 +462,14 @@ class StreamSender:
 
 
 def _begin(
-    database: DatabaseView, stream_request: StreamRequest
+    database: DatabaseView, stream_request: StreamRequest, *, is_encrypted: bool
 ) -> tuple[StreamAnswer, Buffer | Extent | None]:
     """An answer and its first part, so that a refusal is known before the headers.
 
     The oldest event may be evicted between the look-up of the range and the read.
     """
     for _ in range(OLDEST_ATTEMPTS):
-        answer = StreamAnswer(database, stream_request)
+        answer = StreamAnswer(database, stream_request, is_encrypted=is_encrypted)
         try:
             is_last = not (stream_request.follow or stream_request.wait_s)
             now_s = asyncio.get_running_loop().time()

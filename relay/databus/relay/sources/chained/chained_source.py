@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.config import DatabaseConfig
 from databus.common.errors import (
@@ -59,6 +60,14 @@ class RelayOptions(SourceOptions):
     """Whether the ring of this relay waits for its reader."""
     release: bool = Field(default=False, strict=True)
     """Whether this relay reports to a parent in block mode what is on disk here."""
+    token_file: str = ""
+    """File with the token for the parent."""
+    ca: str = ""
+    """PEM file of the authorities that sign the parents' certificates."""
+    certificate: str = ""
+    """PEM file of the certificate that this relay presents."""
+    key: str = ""
+    """PEM file of that certificate's private key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class RelaySettings:
     start: str
     silence_s: float
     release: bool
+    credentials: Credentials
 
 
 def read_settings(config: DatabaseConfig) -> RelaySettings:
@@ -109,6 +119,12 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
         start=options.start,
         silence_s=options.silence_s,
         release=options.release,
+        credentials=Credentials(
+            token_file=options.token_file,
+            ca=options.ca,
+            certificate=options.certificate,
+            key=options.key,
+        ),
     )
 
 
@@ -162,7 +178,7 @@ class RelaySource:
         self._query = {"sources": ",".join(settings.sources)} if settings.sources else {}
         self._turn = 0
         self._move_count = 0
-        self._http = parent_client()
+        self._http = parent_client(settings.credentials)
         self._clock = ""
         self._schemas: dict[int, SourceSchema] = {}
         self._held: tuple[Position, Following] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import Position
 from databus.common.errors import (
     DatabusError,
@@ -32,9 +33,9 @@ _READ_BYTES = 1 << 20
 _HEADERS = {"Accept": FRAMES_TYPE, CLIENT_HEADER: "relay"}
 
 
-def parent_client() -> PeerClient:
+def parent_client(credentials: Credentials | None = None) -> PeerClient:
     """The connections to parents."""
-    return PeerClient(answer_s=ANSWER_S, read_bytes=_READ_BYTES)
+    return PeerClient(answer_s=ANSWER_S, read_bytes=_READ_BYTES, credentials=credentials)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""Who may send which request: the one place where the endpoints' needs meet the callers' grants.
+
+Every route of a table of endpoints goes through ``Admission.admitted``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiohttp import web
+
+from databus.common.access.authority import Authority, Presented, Principal, presented
+from databus.common.access.grants import EVERYTHING, Access, Scope, access_of
+from databus.common.access.request_limits import RequestLimits
+from databus.common.errors import Forbidden
+from databus.common.http.http_application import body_of
+from databus.common.http.openapi_document import Endpoint
+from databus.common.http.peer_answers import read_json
+
+if TYPE_CHECKING:
+    from databus.common.access_config import AuthConfig
+
+ADMISSION: web.AppKey[Admission] = web.AppKey("databus_admission")
+
+_log = logging.getLogger("databus.http")
+
+
+def granted(request: web.Request) -> Access:
+    """What this request may get; everything where there is no authentication."""
+    admission = request.app.get(ADMISSION)
+    return EVERYTHING if admission is None else admission.access_of(request)
+
+
+class _Admitted(NamedTuple):
+    request: web.Request
+    shown: Presented
+    principal: Principal | None
+    access: Access
+
+
+class Admission:
+    """Authenticates the requests of one server, checks their grants, and counts them.
+
+    Invariants:
+        I1. After ``configure``, no answer continues whose principal no longer has the same
+            grants: its connection is closed.
+
+    Owner: one event loop.
+    """
+
+    def __init__(self, config: AuthConfig) -> None:
+        self._limits = RequestLimits()
+        self._open: dict[int, _Admitted] = {}
+        self._authority: Authority | None = None
+        self.configure(config)
+
+    def configure(self, config: AuthConfig) -> None:
+        """Use another configuration from now on."""
+        self._authority = Authority(config) if config.is_on else None
+        closed = 0
+        for one in list(self._open.values()):
+            if self._authority is None or one.request.transport is None:
+                continue
+            if one.principal is None or self._authority.find(one.shown) != one.principal:
+                one.request.transport.close()
+                closed += 1
+        if closed:
+            _log.info("%d connections were closed: their grants have changed", closed)
+
+    def access_of(self, request: web.Request) -> Access:
+        """What an admitted request may get."""
+        return self._open[id(request)].access
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, request: web.Request, endpoint: Endpoint) -> AsyncIterator[None]:
+        """Around the handler of a request.
+
+        Raises:
+            Unauthenticated, Forbidden, TooManyRequests.
+        """
+        need = endpoint.needs
+        if need.scope is Scope.OPEN:
+            yield
+            return
+        if self._authority is None:
+            with self._recorded(_Admitted(request, Presented(), None, EVERYTHING)):
+                yield
+            return
+        shown = presented(
+            request.headers.getall("Authorization", []), request.get_extra_info("peercert")
+        )
+        principal = self._authority.require(shown)
+        with self._limits.counted(principal, is_stream=endpoint.is_stream):
+            database = request.match_info.get("db")
+            access = access_of(principal.grants, need, database, principal.name)
+            with self._recorded(_Admitted(request, shown, principal, access)):
+                await _check(request, endpoint, access)
+                yield
+
+    @contextlib.contextmanager
+    def _recorded(self, admitted: _Admitted) -> Iterator[None]:
+        number = id(admitted.request)
+        self._open[number] = admitted
+        try:
+            yield
+        finally:
+            del self._open[number]
+
+
+async def _check(request: web.Request, endpoint: Endpoint, access: Access) -> None:
+    """Refuse what the request names and the principal has no grant for.
+
+    A list of sources in the query is narrowed by the handler; one in a body is not.
+    """
+    if access.is_whole:
+        return
+    names = {parameter.name for parameter in endpoint.parameters}
+    query = request.query
+    for name in {"sources", "source"} & names & query.keys():
+        access.check_sources(part.strip() for part in query[name].split(","))
+    if access.columns is not None:
+        if "where" in query:
+            # Its result would show what is in the columns that are left out.
+            raise Forbidden("where is not granted to a principal with some of the columns")
+        access.check_columns(part.strip() for part in query.get("columns", "").split(",") if part)
+    if endpoint.body is not None:
+        document = read_json(await body_of(request), "the body")
+        named = document.get("sources", ()) if isinstance(document, dict) else ()
+        one = document.get("source") if isinstance(document, dict) else None
+        patterns = [*(named if isinstance(named, list) else ()), *([one] if one else ())]
+        access.check_sources(map(str, patterns), may_expand=False)
