@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import ssl
+import threading
+import warnings
 from pathlib import Path
 
 import aiohttp
@@ -12,6 +16,7 @@ import pytest
 from databus.client import DatabusClient
 from databus.common.errors import ServerUnavailable
 from databus.common.frame.frame_format import Op
+from databus.common.http.peer_client import PeerClient
 from databus.relay.serving import stream_sender
 from databus.relay.serving.socket_writer import SocketWriter
 from tests.support.certificates import Authority
@@ -162,3 +167,39 @@ async def test_mutual_tls_refuses_a_client_without_a_certificate(
         with pytest.raises(ServerUnavailable):
             await first_scn(certificate=str(forged.certificate), key=str(forged.key))
     relay.close()
+
+
+def test_a_client_that_leaves_an_answer_does_not_wait_for_a_silent_server(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = authority.server_tls()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key)
+    left = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with context.wrap_socket(connection, server_side=True) as encrypted:
+            encrypted.recv(1 << 16)
+            encrypted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun")
+            left.wait(30)  # it reads nothing more, not even the end of TLS
+
+    async def leave(url: str) -> None:
+        async with (
+            PeerClient(credentials=authority.credentials()) as http,
+            await http.request("GET", url, "/", silence_s=10) as answer,
+        ):
+            assert await answer.read() == b"begun"
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        gc.collect()
+        with warnings.catch_warnings(record=True) as left_open:
+            warnings.simplefilter("always")
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(leave(f"https://127.0.0.1:{listener.getsockname()[1]}"))
+            loop.close()
+            gc.collect()
+        left.set()
+        thread.join()
+    assert [str(one.message) for one in left_open] == []

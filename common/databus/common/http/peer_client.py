@@ -59,6 +59,11 @@ class PeerAnswer:
 
     def close(self) -> None:
         """Release the connection; it is reused if the body was read to its end."""
+        connection = self._response.connection
+        transport = None if connection is None else connection.transport
+        if transport is not None and transport.get_extra_info("sslcontext") is not None:
+            # An orderly end of TLS would wait for a server whose answer has not ended.
+            transport.abort()
         self._response.close()
 
     async def read(self) -> bytes:
