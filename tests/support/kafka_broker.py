@@ -47,17 +47,27 @@ class KafkaBroker:
     def __init__(self, folder: Path) -> None:
         self._jars = jars_or_skip("kafka")
         self._folder = folder
-        self.port = free_port()
-        self.servers = f"127.0.0.1:{self.port}"
         folder.mkdir(parents=True)
         self._settings = folder / "server.properties"
-        self._settings.write_text(
-            _SETTINGS.format(port=self.port, controller=free_port(), folder=folder)
-        )
         self._log = (folder / "broker.log").open("w")
+        self._choose_ports()
         settings = str(self._settings)
-        self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", settings).wait()
-        self.start()
+        format_ = self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", settings)
+        assert format_.wait() == 0, (folder / "broker.log").read_text()[-3000:]
+        try:
+            self.start()
+        except AssertionError as error:
+            if "BindException" not in str(error):
+                raise
+            self._choose_ports()  # Another process has taken one meanwhile.
+            self.start()
+
+    def _choose_ports(self) -> None:
+        self.port = free_port()
+        self.servers = f"127.0.0.1:{self.port}"
+        self._settings.write_text(
+            _SETTINGS.format(port=self.port, controller=free_port(), folder=self._folder)
+        )
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -77,7 +87,7 @@ class KafkaBroker:
                 return
             except OSError:
                 log = self._folder / "broker.log"
-                assert self.process.poll() is None, log.read_text()[-3000:]
+                assert self.process.poll() is None, log.read_text()[-6000:]
                 assert time.monotonic() < deadline_s, log.read_text()[-3000:]
                 time.sleep(0.1)
 
