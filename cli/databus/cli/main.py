@@ -17,6 +17,7 @@ import typer
 
 from databus.cli.commands import (
     checkpoint_command,
+    deadletters_command,
     demo_command,
     export_command,
     init_command,
@@ -58,6 +59,7 @@ export_command.add_to(cli)
 verify_command.add_to(cli)
 demo_command.add_to(cli)
 cli.add_typer(checkpoint_command.cli, name="checkpoint")
+cli.add_typer(deadletters_command.cli, name="deadletters")
 cli.add_typer(inspect_command.cli, name="inspect")
 cli.add_typer(init_command.token, name="token")
 

@@ -18,6 +18,14 @@ from databus.client.checkpoints.database_checkpoints import (
     DatabaseCheckpoints,
 )
 from databus.client.client import DatabusClient, Status
+from databus.client.deadletters.dead_letter import DeadLetter
+from databus.client.deadletters.dead_letter_stores import (
+    CallbackDeadLetters,
+    DatabaseDeadLetters,
+    DeadLetterStore,
+    FileDeadLetters,
+)
+from databus.client.delivery.dead_letter_replay import Replayed
 from databus.client.delivery.pulled_windows import (
     AsyncPulledWindow,
     AsyncWindows,
@@ -41,14 +49,19 @@ __all__ = [
     "AsyncWindows",
     "AsyncpgCheckpoints",
     "BootstrapCheckpoint",
+    "CallbackDeadLetters",
     "Checkpoint",
     "CheckpointStore",
     "Consumer",
     "DataBatch",
     "DatabaseCheckpoints",
+    "DatabaseDeadLetters",
     "DatabusClient",
+    "DeadLetter",
+    "DeadLetterStore",
     "Event",
     "FileCheckpoints",
+    "FileDeadLetters",
     "LmdbCheckpoints",
     "NoCheckpoints",
     "OnlineCheckpoint",
@@ -56,6 +69,7 @@ __all__ = [
     "Position",
     "PulledWindow",
     "RawWindows",
+    "Replayed",
     "Result",
     "Status",
     "StoredCheckpoint",

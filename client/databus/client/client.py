@@ -32,7 +32,10 @@ from databus.client.checkpoints.database_checkpoints import (
     AsyncpgCheckpoints,
     DatabaseCheckpoints,
 )
+from databus.client.deadletters.dead_letter_stores import DeadLetterStore
+from databus.client.deadletters.held_events import HeldEvents
 from databus.client.delivery.consumer_calls import Delivery
+from databus.client.delivery.dead_letter_replay import DeadLetterReplay, Replayed
 from databus.client.delivery.dispatcher import Dispatcher
 from databus.client.delivery.pulled_windows import (
     AsyncPulledWindow,
@@ -129,6 +132,7 @@ class DatabusClient:
         bootstraps: Sequence[str] = (),
         consumer: Consumer | None = None,
         checkpoints: CheckpointStore | None = None,
+        dead_letters: DeadLetterStore | None = None,
         start: Start = "bootstrap",
         partition: str | None = None,
         ops: str | Iterable[str] | None = None,
@@ -141,6 +145,7 @@ class DatabusClient:
         self._bootstraps = _urls("bootstraps", bootstraps)
         self._store: CheckpointStore = checkpoints or NoCheckpoints()
         self._warns = checkpoints is None
+        self._dead_letters = dead_letters
         if self.options.dispatch == "across_windows" and isinstance(
             checkpoints, ApplicationCheckpoints | AsyncpgCheckpoints | DatabaseCheckpoints
         ):
@@ -264,12 +269,16 @@ class DatabusClient:
             raise ConfigError("no consumer was given: DatabusClient(consumer=MyConsumer())")
         async with self._reading() as stream:
             self._serving = asyncio.current_task()
+            held = None
+            if self._dead_letters is not None:
+                held = HeldEvents(self._dead_letters, self.options.max_dead_letters)
             self._delivery = Delivery(
                 consumer=self.consumer,
                 store=self._store,
                 stream=stream,
                 options=self.options,
                 rng=random.Random(self.options.seed),
+                held=held,
             )
             with self._steering.attached(stream.buffer.wake, self._delivery.hurry):
                 try:
@@ -387,7 +396,33 @@ class DatabusClient:
                 )
                 yield Stream(pull, buffer, dispatcher, self._steering)
         finally:
-            close = getattr(self._store, "close", None)
+            self._close_stores()
+
+    async def replay_dead_letters(self) -> Replayed:
+        """Call the consumer with its dead letters again, in order; those that it takes are removed.
+
+        The client must not be running, in no process: the stores are locked where they can be.
+
+        Raises:
+            ConfigError: there is no consumer, or no store of dead letters.
+            DatabusError: a store cannot be used.
+        """
+        if self.consumer is None or self._dead_letters is None:
+            raise ConfigError("a replay needs DatabusClient(consumer=..., dead_letters=...)")
+        try:
+            return await DeadLetterReplay(
+                consumer=self.consumer,
+                letters=self._dead_letters,
+                store=self._store,
+                checkpoint=await self._load(),
+                options=self.options,
+            ).run()
+        finally:
+            self._close_stores()
+
+    def _close_stores(self) -> None:
+        for store in (self._store, self._dead_letters):
+            close = getattr(store, "close", None)
             if close is not None:
                 close()
 

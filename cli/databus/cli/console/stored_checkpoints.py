@@ -23,6 +23,7 @@ from databus.client.checkpoints.checkpoint_table import StoredCheckpoint
 from databus.client.checkpoints.database_checkpoints import AsyncpgCheckpoints, DatabaseCheckpoints
 from databus.common.checkpoint import Checkpoint, decode
 from databus.common.errors import BadRequest, StoreError
+from databus.common.extras import require_extra
 from databus.common.private import HiddenUrl
 
 T = TypeVar("T")
@@ -78,19 +79,38 @@ def opened(store: str, table: str) -> CheckpointAccess:
         if path.is_file():
             return _File(path)
         raise StoreError(f"there is no file of checkpoints at {path}")
-    scheme = urlsplit(store).scheme
-    if scheme in ("postgresql", "postgres"):
+    if _is_postgres(store):
         return _Postgres(store, table)
+    return _Database(connecting(store), table)
+
+
+def connecting(url: str) -> Callable[[], Any]:
+    """A function that opens a connection of the DB-API.
+
+    Raises:
+        BadRequest: the URL is of no kind of database that is known.
+        StoreError: there is no such file.
+    """
+    scheme = urlsplit(url).scheme
     if scheme == "sqlite":
-        path = Path(unquote(store.removeprefix("sqlite:///")))
+        path = Path(unquote(url.removeprefix("sqlite:///")))
         if not path.is_file():
             raise StoreError(f"there is no database at {path}")
-        return _Database(partial(sqlite3.connect, path), table)
+        return partial(sqlite3.connect, path)
     if scheme in ("mysql", "mariadb"):
-        return _Database(partial(_mysql, store), table)
+        return partial(_mysql, url)
+    if _is_postgres(url):
+        require_extra("demo")
+        import psycopg
+
+        return partial(psycopg.connect, url)
     raise BadRequest(
-        f"{HiddenUrl(store)} is neither a path nor a URL of postgresql, mysql, mariadb or sqlite"
+        f"{HiddenUrl(url)} is neither a path nor a URL of postgresql, mysql, mariadb or sqlite"
     )
+
+
+def _is_postgres(url: str) -> bool:
+    return urlsplit(url).scheme in ("postgresql", "postgres")
 
 
 class _File:

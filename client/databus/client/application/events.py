@@ -188,6 +188,12 @@ class Window:
         return None if self._end is None else self._end[0].frame(self._end[1])
 
     @property
+    def end_bytes(self) -> bytes:
+        """The bytes of the frame that ends it; empty until that has been received."""
+        frame = self._end_frame
+        return b"" if frame is None else bytes(frame.bytes)
+
+    @property
     def txid(self) -> str | None:
         """The source's transaction id."""
         frame = self._end_frame
@@ -351,6 +357,12 @@ class Event:
     def frame(self) -> memoryview:
         """The bytes of the frame."""
         return self._view.bytes
+
+    @property
+    def frames(self) -> bytes:
+        """The bytes of the frame, and of its window's end if that has been received."""
+        end = self.window.end_bytes
+        return bytes(self._view.bytes) + end
 
     @property
     def _view(self) -> FrameView:

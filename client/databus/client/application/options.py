@@ -48,6 +48,8 @@ class Options:
     """Longest time of one callback, in seconds; None for no limit."""
     max_retries: int = 10
     """Number of times that the client calls a failing callback again from the last checkpoint."""
+    max_dead_letters: int = 1000
+    """With ``dead_letters``: number of stored events at which the client stops."""
     retry_s: float = 0.1
     """Pause before the first retry, in seconds; each further one is twice as long."""
     retry_most_s: float = 30.0
@@ -133,6 +135,7 @@ class OptionFields(TypedDict, total=False):
     batch_ms: int
     callback_budget_s: float | None
     max_retries: int
+    max_dead_letters: int
     retry_s: float
     retry_most_s: float
     buffer_bytes: int

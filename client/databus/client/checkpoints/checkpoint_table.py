@@ -76,9 +76,7 @@ class CheckpointTable:
     """
 
     def __init__(self, name: str = TABLE) -> None:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"table={name!r} is not TABLE or SCHEMA.TABLE in plain letters")
-        self.name = name
+        self.name = checked_table(name)
         self.ddl = _DDL.format(table=name)
 
     def create(self) -> Steps[None]:
@@ -164,6 +162,17 @@ class CheckpointTable:
             f"INSERT INTO {self.name} ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
             (consumer, owner, revision, text, _now_us()),
         )
+
+
+def checked_table(name: str) -> str:
+    """The name of a table.
+
+    Raises:
+        ConfigError: it is not an SQL name.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"table={name!r} is not TABLE or SCHEMA.TABLE in plain letters")
+    return name
 
 
 def checked_consumer(name: str) -> str:

@@ -179,13 +179,13 @@ class DatabaseCheckpoints:
             return found
 
     def _run(self, connection: Any, steps: Steps[T]) -> T:
-        style = self._style or _paramstyle(connection)
+        style = self._style or paramstyle_of(connection)
         with contextlib.closing(connection.cursor()) as cursor:
 
             def ask(sql: str, values: tuple[Any, ...]) -> Answer:
                 cursor.execute(with_marks(sql, style), values)
                 rows = cursor.fetchall() if cursor.description else []
-                return Answer(cursor.rowcount, [_values(row) for row in rows])
+                return Answer(cursor.rowcount, [row_values(row) for row in rows])
 
             try:
                 statement = next(steps)
@@ -319,12 +319,12 @@ def _not_in_transaction(consumer: str) -> UsageError:
     )
 
 
-def _values(row: Any) -> tuple[Any, ...]:
+def row_values(row: Any) -> tuple[Any, ...]:
     """The values of a row; some cursors give rows as mappings."""
     return tuple(row.values()) if isinstance(row, Mapping) else tuple(row)
 
 
-def _paramstyle(connection: Any) -> str:
+def paramstyle_of(connection: Any) -> str:
     """The style of the driver that a connection comes from: each driver's module names it."""
     for cls in type(connection).__mro__:
         module = sys.modules.get(cls.__module__.partition(".")[0])

@@ -8,7 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
-from databus.client.application.consumer import Result
+from databus.client.application.consumer import Consumer, Result
+from databus.common.errors import DatabusError
 
 
 class CallbackFailed(Exception):
@@ -17,6 +18,14 @@ class CallbackFailed(Exception):
     def __init__(self, message: str, *, is_fatal: bool = False) -> None:
         super().__init__(message)
         self.is_fatal = is_fatal
+
+
+class NotStored(Exception):
+    """A store refused a checkpoint or a dead letter."""
+
+    def __init__(self, error: DatabusError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class BoundedCalls:
@@ -60,6 +69,11 @@ class BoundedCalls:
             raise CallbackFailed(
                 f"{name} took {took_s:.3f} s, callback_budget_s is {self.budget_s:g}"
             )
+
+
+def is_left_out(consumer: Consumer, name: str) -> bool:
+    """Whether a consumer does not override a callback."""
+    return getattr(getattr(consumer, name), "__func__", None) is getattr(Consumer, name)
 
 
 def checked_result(name: str, answer: Any) -> Result:

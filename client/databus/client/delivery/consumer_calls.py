@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from databus.client.application.consumer import Consumer, Result
 from databus.client.application.events import Event
 from databus.client.application.options import Options
 from databus.client.checkpoints.checkpoint_stores import CheckpointStore
+from databus.client.deadletters.held_events import HeldEvents
 from databus.client.delivery.batch_gathering import gather
 from databus.client.delivery.callback_results import (
     BoundedCalls,
     CallbackFailed,
+    NotStored,
     checked_result,
+    is_left_out,
     raise_as_failure,
 )
 from databus.client.delivery.dispatcher import Call, Due
@@ -32,6 +35,7 @@ from databus.client.delivery.key_workers import (
     Stuck,
     TaskKeyWorker,
     ThreadKeyWorker,
+    succeeded,
 )
 from databus.client.delivery.steering import Stream, store_anywhere
 from databus.client.pulling.pull_machine import Backoff
@@ -54,6 +58,7 @@ _OF_WINDOWS = frozenset(
 )
 _YIELD_S = 0.02
 _MOST_IN_FLIGHT = 10_000
+T = TypeVar("T")
 Save = Callable[[CheckpointStore, Checkpoint], Awaitable[None]]
 
 
@@ -61,15 +66,7 @@ class _Stopped(Exception):
     """``stop`` was called while events were being delivered."""
 
 
-class _NotStored(Exception):
-    """The store refused a checkpoint."""
-
-    def __init__(self, error: DatabusError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-_HALTING = (_Stopped, _NotStored, Stuck)
+_HALTING = (_Stopped, NotStored, Stuck)
 """Exceptions that end the delivery at once; every other one is a callback's and is retried."""
 
 
@@ -92,6 +89,7 @@ class Delivery:
     options: Options
     stream: Stream
     rng: random.Random
+    held: HeldEvents | None = None
 
     def __post_init__(self) -> None:
         self.dispatcher = self.stream.dispatcher
@@ -106,15 +104,20 @@ class Delivery:
         self._left_out = frozenset(
             call
             for call in (*_OF_WINDOWS, Call.TABLE_STATE, Call.CHECKPOINT)
-            if _is_left_out(self.consumer, call.value)
+            if is_left_out(self.consumer, call.value)
         )
         self._takes_whole = self.options.dispatch == "serial" and self._left_out >= _OF_WINDOWS
         self._batching: BatchDecoding | None = None
-        if not _is_left_out(self.consumer, "onDataBatch"):
+        if not is_left_out(self.consumer, "onDataBatch"):
             if self.options.dispatch != "serial":
                 raise ConfigError(
                     f"dispatch={self.options.dispatch!r} delivers single events to workers, and "
                     "this consumer has onDataBatch: use dispatch='serial'"
+                )
+            if self.held is not None:
+                raise ConfigError(
+                    "dead letters are single events, and this consumer has onDataBatch: use "
+                    "onDataEvent, or give no dead_letters"
                 )
             self._batching = BatchDecoding(self.dispatcher.decoding)
         self.rollback_count = 0
@@ -133,7 +136,7 @@ class Delivery:
             except _Stopped:
                 pass
             await self._end_in_order()
-        except _NotStored as refusal:
+        except NotStored as refusal:
             await self._report(refusal.error)
             raise refusal.error from refusal.error.__cause__
         except Stuck as stuck:
@@ -148,6 +151,8 @@ class Delivery:
             await self._quietly(self.consumer.onStopConsumption)
 
     async def _begin(self) -> None:
+        if self.held is not None:
+            await self.held.load()
         try:
             await self._calls.make(self.consumer.onStartConsumption)
         except Exception as error:
@@ -166,16 +171,24 @@ class Delivery:
         if inspect.iscoroutinefunction(function):
 
             async def deliver_async(event: Event) -> None:
-                await self._calls.make(function, event)
+                try:
+                    await self._calls.make(function, event)
+                except Exception as error:
+                    self._note(error, event)
+                    raise
 
             return TaskKeyWorker(deliver_async, abandoned, name)
 
         def deliver(event: Event) -> None:
             began_s = time.monotonic()
-            answer = function(event)
-            if answer is not None:
-                checked_result("onDataEvent", answer)
-            self._calls.check_budget("onDataEvent", began_s)
+            try:
+                answer = function(event)
+                if answer is not None:
+                    checked_result("onDataEvent", answer)
+                self._calls.check_budget("onDataEvent", began_s)
+            except Exception as error:
+                self._note(error, event)
+                raise
 
         return ThreadKeyWorker(deliver, abandoned, name)
 
@@ -279,7 +292,7 @@ class Delivery:
         """Wait for events in flight, store the checkpoint that is complete, and roll back."""
         await self._key_workers.abandon()
         ready: Due | None = None
-        while self._deferred and all(map(_succeeded, self._deferred[0][1])):
+        while self._deferred and all(map(succeeded, self._deferred[0][1])):
             ready = self._deferred.popleft()[0]
         self._deferred.clear()
         if ready is not None:
@@ -290,6 +303,12 @@ class Delivery:
             except Exception as another:
                 log.warning("no checkpoint before the rollback: %r", another)
         self.dispatcher.failed(error)
+        if self.held is not None:
+            self.held.failed(error, self.dispatcher.attempt)
+
+    def _note(self, error: Exception, event: Event) -> None:
+        if self.held is not None:
+            self.held.note(error, event)
 
     async def _announce(self, due: Due) -> Result:
         consumer = self.consumer
@@ -321,6 +340,8 @@ class Delivery:
         events = due.events()
         if self.options.dispatch == "serial":
             return await self._deliver_run(events)
+        if self.held is not None:
+            events = await self._stored(self.held.screen(events))
         key_workers = self._key_workers
         if any(event.op == "t" for event in events):
             # A truncate concerns every key: no other event may be in flight.
@@ -339,41 +360,58 @@ class Delivery:
 
     async def _deliver_run(self, events: list[Event]) -> Result:
         """Deliver events one after another, on the loop."""
+        if self.held is not None:
+            events = await self._stored(self.held.screen(events))
         function, budget_s = self.consumer.onDataEvent, self._budget_s
         strongest = Result.SUCCESS
         now_s = time.monotonic
         began_s = now_s()
         try:
-            for event in events:
-                answer: Any = function(event)
-                if answer is not None and answer is not Result.SUCCESS:
-                    if inspect.isawaitable(answer):
-                        answer = await self._calls.in_budget("onDataEvent", answer)
-                    result = checked_result("onDataEvent", answer)
-                    if result is not Result.SUCCESS:
-                        strongest = result
-                ended_s = now_s()
-                if budget_s is not None and ended_s - began_s > budget_s:
-                    self._calls.check_budget("onDataEvent", began_s)
-                began_s = ended_s
-                if ended_s - self._yielded_s > _YIELD_S:
-                    await self._yield()
-                    if self.steering.is_stopping:
-                        raise _Stopped
-                    began_s = now_s()
-        except asyncio.CancelledError as error:
-            raise_as_failure("onDataEvent", error)
+            try:
+                for event in events:
+                    answer: Any = function(event)
+                    if answer is not None and answer is not Result.SUCCESS:
+                        if inspect.isawaitable(answer):
+                            answer = await self._calls.in_budget("onDataEvent", answer)
+                        result = checked_result("onDataEvent", answer)
+                        if result is not Result.SUCCESS:
+                            strongest = result
+                    ended_s = now_s()
+                    if budget_s is not None and ended_s - began_s > budget_s:
+                        self._calls.check_budget("onDataEvent", began_s)
+                    began_s = ended_s
+                    if ended_s - self._yielded_s > _YIELD_S:
+                        await self._yield()
+                        if self.steering.is_stopping:
+                            raise _Stopped
+                        began_s = now_s()
+            except asyncio.CancelledError as error:
+                raise_as_failure("onDataEvent", error)
+        except _HALTING:
+            raise
+        except Exception as error:
+            self._note(error, event)
+            raise
         return strongest
+
+    async def _stored(self, storing: Awaitable[T]) -> T:
+        """Await a change of the dead letters; its failure ends the delivery."""
+        try:
+            return await storing
+        except DatabusError as error:
+            raise NotStored(error) from error
 
     async def _take_checkpoint(self, due: Due) -> Result:
         assert due.mark is not None
         checkpoint = due.mark.checkpoint
         assert checkpoint is not None
+        if self.held is not None:
+            await self._stored(self.held.before_checkpoint(checkpoint.position))
         if Call.CHECKPOINT not in self._left_out:
             try:
                 result = await self._calls.make(self.consumer.onCheckpoint, checkpoint)
             except (CheckpointMoved, UsageError) as error:  # to repeat the window would not help
-                raise _NotStored(error) from error
+                raise NotStored(error) from error
             if result is Result.SKIP_CHECKPOINT:
                 return result
         await self._save(checkpoint)
@@ -388,11 +426,11 @@ class Delivery:
                 if inspect.isawaitable(saving):
                     await saving
         except DatabusError as error:
-            raise _NotStored(error) from error
+            raise NotStored(error) from error
         except Exception as error:
             refusal = StoreError(f"the checkpoint could not be stored: {error!r}")
             refusal.__cause__ = error
-            raise _NotStored(refusal) from error
+            raise NotStored(refusal) from error
         self.checkpoint = checkpoint
 
     async def _settle_deferred(self) -> bool:
@@ -433,7 +471,10 @@ class Delivery:
             self._deferred.clear()
         if isinstance(cause, CallbackFailed) and cause.is_fatal:
             raise ConsumerFailed(str(cause)) from cause
-        if cause is not None and attempt > self.options.max_retries:
+        if self.held is not None and self.held.has_culprit and cause is not None:
+            if await self._stored(self.held.bury(cause, self.options.max_retries)):
+                self.dispatcher.attempt = attempt = 1
+        elif cause is not None and attempt > self.options.max_retries:
             raise ConsumerFailed(
                 f"a callback failed {attempt} times since the checkpoint "
                 f"{_name(due.mark.checkpoint)} (max_retries={self.options.max_retries}); the "
@@ -486,6 +527,8 @@ class Delivery:
             await self._calls.make(self.consumer.onRollback, checkpoint)
         except Exception as error:
             raise ConsumerFailed(f"onRollback failed: {error!r}") from error
+        if self.held is not None:
+            self.held.rolled_back()
 
     async def _wait(self) -> None:
         """Wait for frames, for a callback in flight, or for the time of a checkpoint."""
@@ -538,15 +581,6 @@ class Delivery:
         await asyncio.sleep(0)
         await self.steering.unpaused(self.buffer.wake)
         self._yielded_s = time.monotonic()
-
-
-def _is_left_out(consumer: Consumer, name: str) -> bool:
-    """Whether a consumer does not override a callback."""
-    return getattr(getattr(consumer, name), "__func__", None) is getattr(Consumer, name)
-
-
-def _succeeded(future: asyncio.Future[None]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _name(checkpoint: Checkpoint | None) -> str:

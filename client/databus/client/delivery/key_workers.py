@@ -239,3 +239,8 @@ class KeyWorkers:
         # The callbacks of finished futures run in the loop's next iteration.
         await asyncio.sleep(0)
         self.check_budget()
+
+
+def succeeded(future: asyncio.Future[None]) -> bool:
+    """Whether all events of a future have been delivered."""
+    return future.done() and not future.cancelled() and future.exception() is None
