@@ -29,10 +29,9 @@ from databus.cli.commands.bootstrap_command import apply, bootstrap
 from databus.cli.commands.check_command import check
 from databus.cli.commands.dump_command import dump
 from databus.cli.commands.relay_command import relay, reload
-from databus.cli.commands.schema_command import schema
 from databus.cli.commands.sink_command import sink
 from databus.cli.commands.status_command import resync, status
-from databus.cli.commands.tail_command import tail
+from databus.cli.commands.tail_command import schema, tail
 from databus.common.errors import (
     BadRequest,
     ConfigError,

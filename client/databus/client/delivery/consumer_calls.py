@@ -151,12 +151,12 @@ class Delivery:
             await self._quietly(self.consumer.onStopConsumption)
 
     async def _begin(self) -> None:
-        if self.held is not None:
-            await self.held.load()
         try:
             await self._calls.make(self.consumer.onStartConsumption)
         except Exception as error:
             raise ConsumerFailed(f"onStartConsumption failed: {error!r}") from error
+        if self.held is not None:
+            await self.held.load()
         if self.options.dispatch != "serial":
             self._key_workers.use(
                 [self._key_worker(number) for number in range(self.options.workers)]
@@ -363,8 +363,7 @@ class Delivery:
         if self.held is not None:
             events = await self._stored(self.held.screen(events))
         function, budget_s = self.consumer.onDataEvent, self._budget_s
-        strongest = Result.SUCCESS
-        now_s = time.monotonic
+        strongest, now_s = Result.SUCCESS, time.monotonic
         began_s = now_s()
         try:
             try:
@@ -395,7 +394,6 @@ class Delivery:
         return strongest
 
     async def _stored(self, storing: Awaitable[T]) -> T:
-        """Await a change of the dead letters; its failure ends the delivery."""
         try:
             return await storing
         except DatabusError as error:
@@ -465,16 +463,13 @@ class Delivery:
         assert due.mark is not None
         cause, attempt = due.cause, self.dispatcher.attempt
         if cause is None:
-            # A server was lost within a window.  No callback failed, but the events in flight
-            # must have ended before ``onRollback``.
+            # A server was lost within a window: events in flight end before ``onRollback``.
             await self._key_workers.abandon()
             self._deferred.clear()
         if isinstance(cause, CallbackFailed) and cause.is_fatal:
             raise ConsumerFailed(str(cause)) from cause
-        if self.held is not None and self.held.has_culprit and cause is not None:
-            if await self._stored(self.held.bury(cause, self.options.max_retries)):
-                self.dispatcher.attempt = attempt = 1
-        elif cause is not None and attempt > self.options.max_retries:
+        may_bury = self.held is not None and self.held.has_culprit
+        if cause is not None and attempt > self.options.max_retries and not may_bury:
             raise ConsumerFailed(
                 f"a callback failed {attempt} times since the checkpoint "
                 f"{_name(due.mark.checkpoint)} (max_retries={self.options.max_retries}); the "
@@ -483,6 +478,11 @@ class Delivery:
         log.warning("rolling back to %s: %r", _name(due.mark.checkpoint), cause)
         await self._announce_rollback(due.mark.checkpoint)
         if cause is not None:
+            # After onRollback, which ends the transaction that the event has failed in.
+            if self.held is not None and await self._stored(
+                self.held.bury(cause, self.options.max_retries)
+            ):
+                self.dispatcher.attempt = attempt = 1
             await self._pause(self._backoff.delay_s(attempt, self.rng))
         self.dispatcher.done(due, time.monotonic())
 
@@ -531,7 +531,7 @@ class Delivery:
             self.held.rolled_back()
 
     async def _wait(self) -> None:
-        """Wait for frames, for a callback in flight, or for the time of a checkpoint."""
+        """Wait for frames, a callback in flight, or the time of a checkpoint."""
         pulling = self.stream.pull.pulling
         if pulling.done():
             await self._key_workers.drain()
