@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import importlib
 import json
@@ -91,6 +90,8 @@ def replay(
         databus deadletters replay shop.consumers:client
     """
     require_extra("client")
+    import asyncio
+
     outcome = asyncio.run(_found(client).replay_dead_letters())
     print(
         f"{outcome.delivered} delivered, {outcome.failed} failed again, "
