@@ -158,3 +158,18 @@ def test_rows_of_a_window_without_its_end_come_together_over_blocks() -> None:
             assert buffer.given == buffer.cursor + due.row_count
         dispatcher.done(due, 0.0)
     assert found == [("shop.orders", 4), ("shop.orders", 2), ("shop.items", 2)]
+
+
+def test_the_events_of_a_batch_have_their_windows_over_blocks() -> None:
+    data = window(1, ("c", ORDERS, 1, "a")) + window(
+        2, ("c", ORDERS, 2, "b"), ("c", ORDERS, 3, "c"), ("c", ORDERS, 4, "d")
+    )
+    dispatcher, _ = dispatcher_of(split(data), [3, 4])
+    batches = dispatcher.open_batch(0.0, 100)
+    events = [
+        event
+        for source, parts in batches
+        for event in DataBatch(BatchDecoding(decoding()), source, "online", parts).events()
+    ]
+    assert [event.position for event in events] == [(1, 0), (2, 0), (2, 1), (2, 2)]
+    assert [event.txid for event in events] == ["tx1", "tx2", "tx2", "tx2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -131,30 +132,39 @@ class DataBatch:
             yield self.schema, self.arrow
             return
         by_fingerprint = self._decoding.decoding.schemas.by_fingerprint
+        pieces: list[tuple[int, Any]] = []
         for block, rows in self._parts:
             prints = block.columns.schema_fp[rows]
             edges = np.flatnonzero(prints[1:] != prints[:-1]) + 1
             data = np.frombuffer(block.data, dtype=np.uint8)
             for piece in np.split(rows, edges):
-                schema = by_fingerprint(block.schema_fps[int(piece[0])])
-                yield schema, self._decoding.decoder(schema).batch(data, block.columns, piece)
+                fingerprint = int(block.columns.schema_fp[piece[0]])
+                pieces.append((fingerprint, (data, block.columns, piece)))
+        for fingerprint, run in itertools.groupby(pieces, key=lambda one: one[0]):
+            schema = by_fingerprint(fingerprint)
+            yield schema, self._decoding.decoder(schema).joined([piece for _, piece in run])
 
     def events(self) -> Iterator[Event]:
         """The rows one after another, as ``onDataEvent`` would receive them."""
-        for block, rows in self._parts:
-            window = self._window
+        window = self._window
+        for number, (block, rows) in enumerate(self._parts):
             for index in rows.tolist():
                 if window is None or (
                     window is not self._window and window.scn != block.scns[index]
                 ):
-                    window = self._window_of(block, index)
+                    window = self._window_of(number, index)
                 yield Event(block, index, window)
 
-    def _window_of(self, block: Block, index: int) -> Window:
-        window = Window(self._decoding.decoding, self.mode, block, index)
-        end = block.window_end(index)
-        if end >= 0 and block.scns[end] == window.scn:
-            window.ended_by(block, end)
+    def _window_of(self, number: int, index: int) -> Window:
+        """The window that begins with a row of a part; its end may lie in a later part."""
+        window = Window(self._decoding.decoding, self.mode, self._parts[number][0], index)
+        for block, _ in self._parts[number:]:
+            end = block.window_end(index)
+            if end >= 0:
+                if block.scns[end] == window.scn:
+                    window.ended_by(block, end)
+                break
+            index = 0
         return window
 
     def __repr__(self) -> str:
