@@ -102,7 +102,8 @@ class Consumer:
             ``Result.ERROR_FATAL``, at a CheckpointMoved or UsageError from ``onCheckpoint``,
             at a failing ``onRollback`` or ``onStartConsumption``, and at a stream that cannot be
             continued, ``onError`` is called and the client stops with that error.
-        F3. With ``dead_letters``, an event for which ``onDataEvent`` has failed ``max_retries`` + 1
+        F3. ``onStopConsumption`` is the last callback, whatever happened.
+        F4. With ``dead_letters``, an event for which ``onDataEvent`` has failed ``max_retries`` + 1
             times does not stop the client: after ``onRollback`` it is stored as a dead letter, and
             its window comes again without it.  From then on events of its key are stored behind
             it and not delivered (after a failing truncate: all events of its source), so U3 holds.
@@ -110,7 +111,6 @@ class Consumer:
             ``onDataEvent`` with the letters of a key in order, in a window of its own for each, and
             ``onCheckpoint`` with the stored checkpoint.  A truncate that is delivered ends the
             letters of its source before it.
-        F4. ``onStopConsumption`` is the last callback, whatever happened.
 
     Control:
         C1. After ``client.pause()`` no callback begins until ``client.resume()``.  The client
