@@ -33,7 +33,7 @@ SEED, WINDOWS, MOST_CALLS = 11, 6, 40
 Changes = list[tuple[int, int, str, str]]
 
 
-def expected_changes() -> Changes:
+def expected_changes(seed: int = SEED, windows: int = WINDOWS) -> Changes:
     """What the workload has: (scn, seq, source, op) in order."""
     from databus.common.frame.frame_format import OP_LETTERS, iter_frames
     from tests.client.shop import ITEMS, ORDERS
@@ -41,13 +41,13 @@ def expected_changes() -> Changes:
     names = {one.source_id: one.source for one in (ORDERS, ITEMS)}
     return [
         (frame.scn, frame.seq, names[frame.source_id], OP_LETTERS[frame.op])
-        for window in workload(SEED, WINDOWS)[0]
+        for window in workload(seed, windows)[0]
         for frame in iter_frames(window)
         if frame.op in OP_LETTERS and frame.source_id in names
     ]
 
 
-def read_files(folder: Path) -> tuple[Changes, list[str]]:
+def read_files(folder: Path, expected: Changes | None = None) -> tuple[Changes, list[str]]:
     """The changes of all files up to the newest resolved mark, in the order of the paths."""
     paths = sorted(
         str(path.relative_to(folder))
@@ -56,6 +56,7 @@ def read_files(folder: Path) -> tuple[Changes, list[str]]:
     )
     marks = [path for path in paths if path.endswith(".RESOLVED")]
     found: Changes = []
+    expected = expected_changes() if expected is None else expected
     for path in paths:
         data = (folder / path).read_bytes()
         if path.endswith(".ndjson"):
@@ -71,7 +72,7 @@ def read_files(folder: Path) -> tuple[Changes, list[str]]:
         else:
             resolved = json.loads(data)["resolved"]["scn"]
             assert all(change[0] <= resolved for change in found), f"{path} is not of its place"
-            wanted = sorted(change for change in expected_changes() if change[0] <= resolved)
+            wanted = sorted(change for change in expected if change[0] <= resolved)
             assert sorted(found) == wanted, f"{path} is early, or a change is there twice"
     return found, marks
 

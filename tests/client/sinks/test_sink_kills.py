@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from databus.client.sinks.sink_kinds import sink_of
 from tests.client.conftest import StartServer
 from tests.client.delivery.test_dispatch_modes import workload
 from tests.client.sinks.mirror_houses import MirrorHouse
 from tests.client.sinks.sink_runs import Watched, sink_config
+from tests.client.sinks.test_every_sink import expected_changes, read_files
 from tests.client.sinks.test_sql_targets import house, recorded_scn, tables_of
 from tests.support.waiting import PATIENCE, eventually
 
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[3]
 KILLS = {"sqlite": 10, "postgres": 10}
 SESSIONS = {"mariadb": 10}
 FEW = 3
+FILE_KILLS = 10
 """For the other kinds: each kill costs a second or two."""
 EVERY = 20
 __all__ = ["house"]
@@ -111,6 +114,39 @@ async def test_kill_9_anywhere_leaves_the_target_equal_to_the_source(
 
 async def _is_after(house: MirrorHouse, scn: int) -> bool:
     return scn_or_0(house) > scn
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.processes
+async def test_kill_9_leaves_no_early_mark_and_no_change_twice_in_files(
+    scripted: StartServer, forked: ForkedSinks, tmp_path: Path
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    choice = random.Random(seed)
+    made, _ = workload(seed, EVERY * (FILE_KILLS + 1))
+    expected = expected_changes(seed, len(made))
+    server = await scripted()
+    files = {"url": str(tmp_path / "lake"), "format": "ndjson"}
+    config = {
+        "name": "copy", "database": "shop", "relays": [server.url], "start": "oldest",
+        "files": files, "commit_every": 0, "batch_rows": 10,
+    }  # fmt: skip
+    for number in range(FILE_KILLS):
+        server.append(*made[number * EVERY : (number + 1) * EVERY])
+        pid = await forked.start(config)
+        await eventually((tmp_path / "lake").exists, 30, "it has begun")
+        await asyncio.sleep(choice.uniform(0, 0.2))
+        os.kill(pid, signal.SIGKILL)
+        assert await forked.exit_code() == -signal.SIGKILL
+        read_files(tmp_path / "lake", expected)
+    server.append(*made[FILE_KILLS * EVERY :])
+    last = sink_config(server.url, sql=None, files=files)
+    await Watched(last, sink_of(last)).until_scn(len(made))
+    found, marks = read_files(tmp_path / "lake", expected)
+    assert sorted(found) == sorted(expected)
+    assert marks
 
 
 END_SESSIONS = {
