@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from databus.bootstrap.http.bootstrap_metrics import BootstrapCollector
+from databus.client.observing.prometheus_metrics import ClientCollector
 from databus.client.sinks.sink_consumer import SinkCounts
 from databus.client.sinks.sink_metrics import SinkCollector, SinkFacts
 from databus.relay.http.relay_metrics import RelayCollector
@@ -17,12 +18,13 @@ _INTRODUCTION = """# Metrics
 `GET /metrics` of a relay, a bootstrap server or a sink gives all metrics in Prometheus' text
 format; a sink answers at the address of its key `listen`. A
 relay's workers share their counters, so any worker answers for all of them.
-[Monitoring](../operations/monitoring.md) names the ones to alert on.
+[Monitoring](../operations/monitoring.md) names the ones to alert on. A client's are
+read from your application: see [Observing a client](../clients/observing.md).
 """
 
 
 def families() -> dict[str, list[Metric]]:
-    """All metrics of each server; a server without a database has their names too."""
+    """All metrics of each server and of a client; one without a database has their names too."""
     relay = RelayCollector(Path(), 0, ())
     bootstrap = BootstrapCollector(dict)
     sink = SinkCollector("", lambda: SinkFacts(SinkCounts()))
@@ -30,6 +32,7 @@ def families() -> dict[str, list[Metric]]:
         "Relay": list(relay.collect()),
         "Bootstrap server": list(bootstrap.collect()),
         "Sink": list(sink.collect()),
+        "Client": list(ClientCollector().collect()),
     }
 
 

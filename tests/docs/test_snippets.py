@@ -47,7 +47,7 @@ def test_python_that_is_marked_runs_whole(tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_metric_that_a_page_names_is_there() -> None:
     there = {one.name for group in metrics.families().values() for one in group}
     for page, text in pages():
-        named = set(re.findall(r"\bdatabus_(?:relay|bootstrap)_\w+", text))
+        named = set(re.findall(r"\bdatabus_(?:relay|bootstrap|client)_\w+", text))
         assert {name.removesuffix("_total") for name in named} <= there, page
 
 

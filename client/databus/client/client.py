@@ -10,6 +10,7 @@ import logging
 import random
 import signal
 import threading
+import time
 import weakref
 from collections.abc import (
     AsyncGenerator,
@@ -89,6 +90,11 @@ class Status:
     """Failed requests."""
     last_error: str
     """The last error of a server; empty if there was none."""
+    lag_s: float | None
+    """Seconds since the commit of the oldest event that was received and is not delivered; 0 if
+    everything up to ``newest`` is delivered.  None in a bootstrap, and where it is not known."""
+    lag_windows: int
+    """Windows that were received, whole or in part, and are not delivered."""
     buffered_bytes: int
     """Bytes that are received and not yet delivered."""
     is_flowing: bool
@@ -204,10 +210,17 @@ class DatabusClient:
         pull, dispatcher = self._pull, self._dispatcher
         stats = pull.stats if pull else PullStats()
         delivery, buffer = self._delivery, self._buffer
+        position = dispatcher.position if dispatcher else None
+        lag_windows, oldest_us = buffer.lag() if buffer else (0, None)
+        lag_s = None
+        if stats.mode == "relay" and oldest_us is not None:
+            lag_s = max(0.0, time.time() - oldest_us / 1e6)
+        elif stats.mode == "relay" and position and stats.newest and position >= stats.newest:
+            lag_s = 0.0
         return Status(
             mode=stats.mode,
             server=stats.server,
-            position=dispatcher.position if dispatcher else None,
+            position=position,
             checkpoint=delivery.checkpoint if delivery else None,
             newest=stats.newest,
             event_count=dispatcher.event_count if dispatcher else 0,
@@ -217,6 +230,8 @@ class DatabusClient:
             gap_count=pull.machine.gap_count if pull else 0,
             failure_count=stats.failure_count,
             last_error=stats.last_error,
+            lag_s=lag_s,
+            lag_windows=lag_windows,
             buffered_bytes=buffer.held_bytes if buffer else 0,
             is_flowing=stats.is_flowing,
             is_ahead=stats.is_ahead,

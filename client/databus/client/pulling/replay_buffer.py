@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from databus.client.application.frame_blocks import Block
+from databus.common.frame.header_layout import END_OF_WINDOW, FIRST_CONTROL_OP
 from databus.common.table_state import TableState
 
 
@@ -114,6 +115,20 @@ class ReplayBuffer:
     def waiting_rows(self) -> int:
         """How many rows have arrived that are not dispatched."""
         return sum([block.row_count(index) for block, index in self.ahead()])
+
+    def lag(self) -> tuple[int, int | None]:
+        """How many windows have arrived that are not dispatched, and the commit time of the first
+        frame among them.  To be called from any thread."""
+        window_count, oldest_us, is_open = 0, None, False
+        for block in list(self._blocks):
+            index = max(0, self.cursor - block.first)
+            if index < block.count:
+                ops = block.op_column[index:]
+                window_count += int((ops == END_OF_WINDOW).sum())
+                is_open = bool(ops[-1] < FIRST_CONTROL_OP)
+                if oldest_us is None:
+                    oldest_us = int(block.single_frame(index).commit_us)
+        return window_count + is_open, oldest_us
 
     def give(self, count: int) -> None:
         """The next ``count`` frames are being dispatched, which ``advance`` will end."""

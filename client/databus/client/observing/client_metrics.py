@@ -1,0 +1,74 @@
+"""The metrics of a client: their names, and their values out of ``Status``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from databus.client.client import DatabusClient, Status
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMetric:
+    """One metric; its value is None where it is not known."""
+
+    name: str
+    is_counter: bool
+    meaning: str
+    value: Callable[[Status], float | None]
+
+    def samples(self, clients: tuple[DatabusClient, ...]) -> Iterator[tuple[float, dict[str, str]]]:
+        """The value of each client where it is known, and its labels."""
+        for client in clients:
+            value = self.value(client.status)
+            if value is not None:
+                labels = {"database": client.database, "client": client.options.client_name}
+                yield float(value), labels
+
+
+CLIENT_METRICS = (
+    ClientMetric("events", True, "Events delivered.", lambda one: one.event_count),
+    ClientMetric("windows", True, "Windows delivered.", lambda one: one.window_count),
+    ClientMetric("rollbacks", True, "Rollbacks.", lambda one: one.rollback_count),
+    ClientMetric("bootstraps", True, "Bootstraps started.", lambda one: one.bootstrap_count),
+    ClientMetric("gaps", True, "Gaps accepted with on_gap.", lambda one: one.gap_count),
+    ClientMetric("failures", True, "Failed requests to servers.", lambda one: one.failure_count),
+    ClientMetric(
+        "lag_seconds",
+        False,
+        "Time since the commit of the oldest event that is not delivered; 0 if there is none.",
+        lambda one: one.lag_s,
+    ),
+    ClientMetric(
+        "lag_windows",
+        False,
+        "Windows that have arrived whole or in part and are not delivered.",
+        lambda one: one.lag_windows,
+    ),
+    ClientMetric(
+        "buffered_bytes",
+        False,
+        "Bytes received that no checkpoint covers.",
+        lambda one: one.buffered_bytes,
+    ),
+    ClientMetric(
+        "position_scn",
+        False,
+        "SCN of the last window delivered.",
+        lambda one: one.position.scn if one.position else None,
+    ),
+    ClientMetric(
+        "checkpoint_scn",
+        False,
+        "SCN of the last stored checkpoint.",
+        lambda one: one.checkpoint.position.scn if one.checkpoint else None,
+    ),
+    ClientMetric(
+        "newest_scn",
+        False,
+        "SCN of the newest position that a server has reported.",
+        lambda one: one.newest.scn if one.newest else None,
+    ),
+    ClientMetric("flowing", False, "1 while an answer of a relay is open.", lambda s: s.is_flowing),
+    ClientMetric("paused", False, "1 while the client is paused.", lambda one: one.is_paused),
+)
