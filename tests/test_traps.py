@@ -99,9 +99,12 @@ def test_a_number_says_its_unit() -> None:
 
 
 def test_private_names_are_used_where_they_are_made() -> None:
-    """Only the adapter to PyMySQL reaches into another's object; see its first lines."""
+    """Only the adapter to PyMySQL reaches into another's object; see its first lines.
+
+    The codes of errors in confluent-kafka are public, and begin with an underscore.
+    """
     adapter = Path("relay/databus/relay/sources/mysql/protocol/mysql_connection.py")
-    allowed = {"_replace", "_asdict", "_make", "_fields", "_exit"}
+    allowed = {"_replace", "_asdict", "_make", "_fields", "_exit", "_FATAL", "_PARTITION_EOF"}
     found = []
     for path, tree in room_trees():
         made = {function.name for function in functions(tree)}

@@ -151,8 +151,15 @@ class PostgresSite(Site):
         self.may_be_lost = False
 
     def connect(self, options: str = "") -> Any:
+        """A session; one that waits for a lock of the catalogue is tried again."""
         url = self._server.url("storm")
-        return psycopg.connect(url, autocommit=True, options=options)
+        for left in reversed(range(_TRIES)):
+            try:
+                return psycopg.connect(url, autocommit=True, options=options)
+            except psycopg.OperationalError as error:
+                if not left or "lock timeout" not in str(error):
+                    raise
+        raise AssertionError("unreachable")
 
     def _ask(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         for left in reversed(range(_TRIES)):

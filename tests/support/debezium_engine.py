@@ -102,7 +102,7 @@ def started_engine(
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline_s, log.read_text()[-3000:]
             each()
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     def records() -> list[EngineRecord]:
         execute(f"INSERT INTO marker VALUES ({_LAST})")

@@ -89,7 +89,7 @@ class KafkaBroker:
                 log = self._folder / "broker.log"
                 assert self.process.poll() is None, log.read_text()[-6000:]
                 assert time.monotonic() < deadline_s, log.read_text()[-3000:]
-                time.sleep(0.1)
+                time.sleep(0.05)
 
     def kill9(self) -> None:
         """Kill it, as a crash would."""

@@ -49,11 +49,14 @@ def missing_extra(extra: str, packages: list[str]) -> MissingDependency:
 
 
 def extra_of(module: str) -> str | None:
-    """The smallest extra that brings a module, by the name of its package; None if none does."""
+    """The smallest extra that brings a module, by the name of its package; None if none does.
+
+    The extra of a target of sinks only if no other one has the package: a sink names its own.
+    """
     wanted = _canonical(module.partition(".")[0])
     sizes = Counter(extra for _, extra in _requirements() if extra)
     having = [extra for name, extra in _requirements() if extra and _canonical(name) == wanted]
-    return min(having, key=lambda extra: (sizes[extra], extra), default=None)
+    return min(having, key=lambda of: (of.startswith("sink-"), sizes[of], of), default=None)
 
 
 def packages_of(extra: str) -> Iterator[str]:

@@ -10,10 +10,13 @@ from databus.common.processes.completion import completed
 
 
 async def test_its_result_or_error_comes_back() -> None:
+    async def done() -> str:
+        return "done"
+
     async def refused() -> None:
         raise ValueError("no")
 
-    assert await completed(asyncio.sleep(0, "done")) == "done"
+    assert await completed(done()) == "done"
     with pytest.raises(ValueError, match="no"):
         await completed(refused())
 

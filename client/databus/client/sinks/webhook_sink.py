@@ -89,8 +89,11 @@ class WebhookSink(Sink):
             headers["Databus-Timestamp"] = timestamp
             headers["Databus-Signature"] = signature(self._secret, timestamp, body)
         try:
-            async with self._session.post(self._url.reveal, data=body, headers=headers) as answer:
-                status, text = answer.status, (await answer.text(errors="replace"))[:200]
+            async with self._session.post(
+                self._url.reveal, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                status = answer.status
+                text = (await answer.content.read(200)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SinkUnavailable(f"{self._url} does not answer: {error!r}") from error
         if 200 <= status < 300:

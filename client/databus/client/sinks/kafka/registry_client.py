@@ -12,6 +12,8 @@ from typing import Any
 from databus.common.errors import SinkRefused, SinkUnavailable
 
 _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+_MOST_BYTES = 4 << 20
+"""Of an answer: a schema is smaller."""
 _TIMEOUT_S = 30.0
 
 
@@ -64,10 +66,10 @@ class SchemaRegistry:
         )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                status, text = answer.status, answer.read()
+                status, text = answer.status, answer.read(_MOST_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                status, text = error.code, error.read()
+                status, text = error.code, error.read(_MOST_BYTES)
             if status >= 500:
                 raise SinkUnavailable(f"the registry {self._url} answers {status}") from error
         except OSError as error:
