@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from databus.cli.demo.private_servers import PostgresServer
 from databus.common.config import DatabaseConfig
 from databus.common.errors import PreflightFailed, SourcePositionLost
+from databus.relay.sources.postgres.tables.publications import has_fresh_senders
 from tests.storm.replica import Row
 from tests.storm.servers import number
 from tests.storm.site import Column, Session, Site, TableFacts
@@ -37,6 +38,11 @@ MAKE_RELAY = "; ".join(_OF_RELAY)
 _RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
 _LACKING = ("the server refuses", "REPLICATION attribute", "may not read", "permission denied")
 _WAITING = "slot storm_stream: canceling statement due to lock timeout"
+_AWAITED = ("was altered, and changes", "joined the publication", "before the relay had found it")
+_WRITING = """
+SELECT 1 FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = 'storm'
+UNION ALL SELECT 1 FROM pg_catalog.pg_prepared_xacts
+"""
 _OPEN = (
     "SELECT 1 FROM pg_catalog.pg_locks WHERE locktype = 'relation' AND granted "
     "AND mode = 'AccessExclusiveLock'"
@@ -252,8 +258,12 @@ class PostgresSite(Site):
     def is_refused(self, error: str) -> bool:
         """A relay that connects while it lacks a right, or one whose server's process waits.
 
-        Before PostgreSQL 14 the process that sends the stream waits for the lock of a session.
+        Before PostgreSQL 14 the process that sends the stream waits for the lock of a session.  If
+        it may keep an altered publication, tables wait for all open transactions (0124).
         """
+        is_old = not has_fresh_senders(*number(self.version)[:2])
+        if is_old and any(words in error for words in _AWAITED):
+            return bool(self._ask(_WRITING))
         if number(self.version) < (14,) and _WAITING in error:
             return bool(self._ask(_OPEN))
         return self._has_relay() and any(words in error for words in _LACKING)

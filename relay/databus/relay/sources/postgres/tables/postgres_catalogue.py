@@ -44,6 +44,7 @@ from databus.relay.sources.postgres.tables.publications import (
     PUBLICATION_SQL,
     SCHEMAS_SQL,
     Publication,
+    has_fresh_senders,
     publication_of,
 )
 from databus.relay.sources.postgres.tables.table_definitions import (
@@ -53,8 +54,6 @@ from databus.relay.sources.postgres.tables.table_definitions import (
 )
 
 _SCHEMAS_SINCE = _RENAMES_SINCE = 15
-_FRESH_SENDERS_SINCE = {14: 18, 15: 13, 16: 9, 17: 5}
-"""The first minor versions whose senders notice an alteration beside open transactions."""
 _XIDS_SQL = """
 SELECT pg_catalog.pg_snapshot_xmin(s.now)::text AS oldest,
        pg_catalog.pg_snapshot_xmax(s.now)::text AS next
@@ -314,8 +313,7 @@ class Catalogue:
     def has_fresh_senders(self) -> bool:
         """Whether a sender notices that a publication was altered beside open transactions."""
         version = self._session.get_server_version()
-        fixed_in = _FRESH_SENDERS_SINCE.get(version.major)
-        return version.major >= 18 or (fixed_in is not None and version.micro >= fixed_in)
+        return has_fresh_senders(version.major, version.micro)
 
     async def next_xid(self) -> int:
         """Transactions that are open now have lower ids, or have written nothing yet."""

@@ -67,6 +67,14 @@ WHERE c.relispartition AND c.relkind = 'r'
 """
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
+_FRESH_SENDERS_SINCE = {14: 18, 15: 13, 16: 9, 17: 5}
+
+
+def has_fresh_senders(major: int, minor: int) -> bool:
+    """Whether the senders of this version of PostgreSQL notice that a publication was altered
+    beside open transactions."""
+    fixed_in = _FRESH_SENDERS_SINCE.get(major)
+    return major >= 18 or (fixed_in is not None and minor >= fixed_in)
 
 
 @dataclass(frozen=True, slots=True)
