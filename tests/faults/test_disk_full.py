@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
 
 DISK_BYTES = 6 << 20
 BALLAST_BYTES = 4 << 20
-LIMIT_BYTES = 600 << 10
+LIMIT_BYTES = 1200 << 10
 RUN = """
 import logging, sys
 from databus.bootstrap import run_bootstrap

@@ -52,7 +52,7 @@ def read_files(folder: Path, expected: Changes | None = None) -> tuple[Changes, 
     paths = sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and path.parent.name != "_databus"
+        if path.is_file() and path.parent.name != "_databus" and not path.name.startswith(".")
     )
     marks = [path for path in paths if path.endswith(".RESOLVED")]
     found: Changes = []

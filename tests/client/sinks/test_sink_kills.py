@@ -145,6 +145,7 @@ async def test_kill_9_leaves_no_early_mark_and_no_change_twice_in_files(
     last = sink_config(server.url, sql=None, files=files)
     await Watched(last, sink_of(last)).until_scn(len(made))
     found, marks = read_files(tmp_path / "lake", expected)
+    assert not list(tmp_path.glob("lake/*/.*.ndjson.new")), "what was not finished is gone"
     assert sorted(found) == sorted(expected)
     assert marks
 

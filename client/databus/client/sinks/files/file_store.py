@@ -46,16 +46,23 @@ class FileStore:
             return None
 
     def delete(self, path: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object, if it is there, and what an unfinished ``put`` of it left."""
+        if self._is_local:
+            _unfinished(Path(self._root) / path).unlink(missing_ok=True)
         try:
             self._system.delete_file(f"{self._root}/{path}")
         except FileNotFoundError:
             return
 
 
+def _unfinished(path: Path) -> Path:
+    """Readers of folders pass over names that begin with a dot."""
+    return path.with_name(f".{path.name}.new")
+
+
 def _write_synced(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
+    new = _unfinished(path)
     with new.open("wb") as file:
         file.write(data)
         file.flush()
