@@ -113,8 +113,9 @@ async def test_a_new_log_takes_everything_and_has_the_sources_seeded(tmp_path: P
 async def test_a_log_is_cut_into_segments_by_size_and_does_not_resume_without_their_manifest(
     tmp_path: Path,
 ) -> None:
-    async with relay_of(tmp_path, 3000) as relay:
-        end = await relay_end(relay, 3000)
+    # More than the writer takes at once.
+    async with relay_of(tmp_path, 12_000) as relay:
+        end = await relay_end(relay, 12_000)
         small = {"segment_bytes": 50_000}
         async with writing(tmp_path, relay.url, **small) as (log, store):
 
