@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from celery import signals
 from celery.contrib.testing.worker import start_worker
 
 from databus.client import Position
@@ -54,8 +58,22 @@ async def test_aiohttp_counts_changes(scripted: StartServer) -> None:
         assert await answer.json() == {"counts": {"shop.orders": 4}, "lag_s": 0.0}
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Celery leaves the logging of the process as it is: a worker would silence later tests."""
+
+    def keep(**_: object) -> None:
+        pass
+
+    signals.setup_logging.connect(keep)
+    yield
+    signals.setup_logging.disconnect(keep)
+
+
+@pytest.mark.usefixtures("own_logging")
 async def test_a_celery_worker_applies_each_change(scripted: StartServer) -> None:
     server = await scripted(*WINDOWS)
+    level = logging.getLogger().level
     celery_tasks.app.conf.update(broker_url="memory://", result_backend="cache+memory://")
     celery_tasks.applied.clear()
 
@@ -69,6 +87,7 @@ async def test_a_celery_worker_applies_each_change(scripted: StartServer) -> Non
     await asyncio.to_thread(worked, make(celery_tasks.SendTasks(), server.url))
     assert celery_tasks.applied["1:0"] == ("shop.orders", "c", {"id": 1})
     assert [one[1] for _, one in sorted(celery_tasks.applied.items())] == ["c", "c", "u", "d"]
+    assert logging.getLogger().level == level
 
 
 async def test_a_plain_thread_ends_with_a_last_checkpoint(scripted: StartServer) -> None:
