@@ -162,5 +162,5 @@ async def _fills_up(child: subprocess.Popen[bytes], port: int, inside: Path) -> 
     await eventually(is_full, 120.0, "the writer reports that the disk is full", poll_s=0.1)
     assert await asyncio.to_thread(get, f"http://127.0.0.1:{port}/healthz") == {"status": "ok"}
     log = HotLog(inside / "data" / "gen" / "log", read_only=True)
-    assert 0 < log.check() < 12_000
+    assert log.check() < 12_000, "whole steps; the first one may have been too large"
     log.close()
