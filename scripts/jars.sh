@@ -31,7 +31,7 @@ for product in "$@"; do
     scratch=$(mktemp -d "$folder.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
     {
-        echo '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        echo '<project><modelVersion>4.0.0</modelVersion>'
         echo "<groupId>databus</groupId><artifactId>jars</artifactId><version>1</version><dependencies>"
         for artifact in $artifacts; do
             echo "<dependency><groupId>${artifact%:*}</groupId><artifactId>${artifact#*:}</artifactId>"

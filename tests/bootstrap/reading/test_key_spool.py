@@ -66,8 +66,7 @@ def test_the_keys_of_a_range_are_read_once_however_many_there_are() -> None:
     end = Position(history.position.scn, SEQ_END)
     frames = [model.frames_between([block], model.START, end) for block in blocks]
     units = [CountingUnit(one) for one in frames]
-    # Of a unit it needs these methods alone.
-    NetChanges(units, pass_rows=3)  # type: ignore[arg-type]
+    NetChanges(units, pass_rows=3)  # type: ignore[arg-type]  # needs these methods of a unit alone
     assert [len(unit.reads) for unit in units] == [1] * len(units)
 
 

@@ -22,7 +22,7 @@ from tests.client.delivery.test_dispatch_modes import workload
 from tests.client.shop import ORDERS, orders
 from tests.client.sinks.mirror_houses import MirrorHouse, file_house, server_house
 from tests.client.sinks.sink_runs import Watched, sink_config
-from tests.client.sinks.test_sqlite_mirror import COUNTED, REKEYED, WIDE, change
+from tests.client.sinks.test_sqlite_mirror import COUNTED, REKEYED, WIDE, change, partial
 
 WINDOWS = 15
 
@@ -249,18 +249,6 @@ async def test_a_key_may_be_null(scripted: StartServer, house: MirrorHouse) -> N
 
 
 async def test_partial_rows_keep_what_they_lack(scripted: StartServer, house: MirrorHouse) -> None:
-    def partial(scn: int, key: int, state: str) -> bytes:
-        builder = WindowBuilder(scn, 0)
-        builder.event(
-            Op.UPDATE,
-            WIDE.source_id,
-            WIDE.fingerprint,
-            WIDE.encode_key([key]),
-            after=WIDE.encode_row([key, state, None]),
-            absent=bytes([0b100]),
-        )
-        return builder.end(f"tx{scn}")
-
     server = await scripted(
         change(1, Op.INSERT, WIDE, id=1, state="a", note="long"),
         change(2, Op.INSERT, WIDE, id=2, state="a", note="short"),

@@ -250,21 +250,23 @@ async def test_another_key_makes_the_table_again(scripted: StartServer, tmp_path
         sqlite_rows(path, "INSERT INTO orders VALUES (9, 'z', 'x', 1, 1)")
 
 
+def partial(scn: int, key: int, state: str) -> bytes:
+    """An update of WIDE whose note the source left out."""
+    builder = WindowBuilder(scn, 0)
+    builder.event(
+        Op.UPDATE,
+        WIDE.source_id,
+        WIDE.fingerprint,
+        WIDE.encode_key([key]),
+        after=WIDE.encode_row([key, state, None]),
+        absent=bytes([0b100]),
+    )
+    return builder.end(f"tx{scn}")
+
+
 async def test_columns_that_the_source_left_out_keep_their_values(
     scripted: StartServer, tmp_path: Path
 ) -> None:
-    def partial(scn: int, key: int, state: str) -> bytes:
-        builder = WindowBuilder(scn, 0)
-        builder.event(
-            Op.UPDATE,
-            WIDE.source_id,
-            WIDE.fingerprint,
-            WIDE.encode_key([key]),
-            after=WIDE.encode_row([key, state, None]),
-            absent=bytes([0b100]),
-        )
-        return builder.end(f"tx{scn}")
-
     server = await scripted(
         change(1, Op.INSERT, WIDE, id=1, state="a", note="long"),
         partial(2, 1, "b"),

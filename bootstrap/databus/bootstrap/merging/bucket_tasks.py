@@ -2,7 +2,7 @@
 
 A bucket is a range of key hashes of one source, named by its leading bits.  The buckets of a source
 divide all hashes; they need not be of one size.  A merge retains the buckets of the old run, splits
-one that has grown beyond a file, and divides a source anew only if most of its files have become
+one that has grown beyond a file, and divides a source again only if most of its files have become
 far too small.
 """
 
@@ -24,7 +24,7 @@ MOST_BITS = 24
 """Leading bits that name a bucket, at most."""
 
 TOO_MANY_FILES = 8
-"""A source with this many times the files that it needs is divided anew."""
+"""A source with this many times the files that it needs is divided again."""
 
 
 @dataclass(frozen=True, slots=True)

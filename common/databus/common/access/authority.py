@@ -37,7 +37,7 @@ _SHORT = {
 
 
 def new_token() -> str:
-    """A token that nobody had before."""
+    """A new random token."""
     return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
 
 

@@ -14,7 +14,7 @@ from databus.common.access.authority import Principal
 from databus.common.errors import TooManyRequests
 
 STREAM_RETRY_S = 1.0
-"""When a stream may be tried again: nobody knows when another one ends."""
+"""When a stream may be tried again: the end of another one cannot be foreseen."""
 
 
 @dataclass(slots=True)

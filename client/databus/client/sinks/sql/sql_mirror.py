@@ -177,7 +177,8 @@ class SqlMirror(Sink):
         found = self._run(self._checkpoints.row(self._name))
         if found is None or found.owner != self._owner:
             raise CheckpointMoved(
-                f"the sink {self._name} was taken over by {found.owner if found else 'nobody'}"
+                f"the sink {self._name} was taken over by "
+                f"{found.owner if found else 'another process'}"
             )
         self._stored = found
         self._load_tables()

@@ -51,7 +51,7 @@ _SILENCE_S = 60.0
 _QUIET_S = 1.0
 _RENEWED = (
     "the publication was altered beside open transactions: the relay connects again, for this "
-    "version of PostgreSQL goes on with the publication that such a transaction saw"
+    "version of PostgreSQL continues with the publication that such a transaction saw"
 )
 _RESOLVED_S = 0.05
 _BEHIND_US = 20_000
