@@ -34,7 +34,7 @@ from databus.relay.sources.postgres import postgres_preflight
 from databus.relay.sources.postgres.chunks.postgres_chunks import PostgresChunkReader
 from databus.relay.sources.postgres.kernels import postgres_chunk_kernels
 from databus.relay.sources.postgres.postgres_preflight import STANDBY
-from databus.relay.sources.postgres.protocol.lsn import format_lsn, parse_lsn, scn_before
+from databus.relay.sources.postgres.protocol.lsn import format_lsn, scn_before
 from databus.relay.sources.postgres.protocol.postgres_settings import (
     PostgresSettings,
     read_settings,
@@ -354,12 +354,9 @@ class PostgresSource:
         suspended."""
         facts = await self._catalogue.facts()
         slot = await self._catalogue.slot()
-        rows = await self._catalogue.fetch(
-            "SELECT pg_catalog.pg_current_wal_insert_lsn()::text AS lsn"
-        )
         status: dict[str, Any] = {
             "server_version": facts["version"],
-            "current_scn": scn_before(parse_lsn(rows[0]["lsn"])),
+            "current_scn": await self._catalogue.written_scn(),
             "acked_scn": self._acked_scn,
             "slot": self._settings.slot,
             "publication": self._settings.publication,
@@ -585,7 +582,8 @@ class PostgresSource:
         after = self._published.after(whole, publication, found)
         resolved = self._stream.resolved if self._stream is not None else 0
         after = await self._writers.renewal(after, is_altered=is_altered, resolved=resolved)
-        self._published = after if after != self._published else self._published
+        if after != self._published:
+            self._published = after
 
     def _suspend_until(self, source: str, why: str, cure: str) -> None:
         """Suspend a table; it is not read before ``waits_for`` is done."""
