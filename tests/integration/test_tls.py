@@ -64,12 +64,30 @@ def test_everything_that_works_without_tls_works_with_mutual_tls(
 
     eventually_sync(are_ready, 30, "all servers are ready", poll_s=0.2)
 
+    def end_of(url: str) -> int:
+        document = answered(url, "/v1/databases", credentials) or {}
+        return max(
+            (one.get("max", {}).get("scn", 0) for one in document.get("databases", [])), default=0
+        )
+
+    def have_read() -> bool:
+        return end_of(top) >= 100 and end_of(top) == end_of(below) == end_of(bootstrap)
+
+    eventually_sync(have_read, 30, "all servers have the changes", poll_s=0.2)
+    end = end_of(top)
+
     def windows_of(*relays: str, start: str, bootstraps: tuple[str, ...] = ()) -> int:
+        """How many events a client reads to the end."""
         client = DatabusClient(
             database="shop", relays=relays, bootstraps=bootstraps, start=start, **files
         )
-        with contextlib.closing(client.windows(idle_s=0.5)) as windows:
-            return sum(len(list(window)) for window in windows)
+        events = 0
+        with contextlib.closing(client.windows(idle_s=60)) as windows:
+            for window in windows:
+                events += len(list(window))
+                if window.scn >= end:
+                    break
+        return events
 
     events = windows_of(top, start="oldest")
     assert events > 100
@@ -84,7 +102,7 @@ def test_everything_that_works_without_tls_works_with_mutual_tls(
         return ran.stdout
 
     assert "shop" in run("status", top, bootstrap)
-    tailed = run("tail", f"{top}/shop", "--from", "oldest", "--until-idle", "1s")
+    tailed = run("tail", f"{top}/shop", "--from", "oldest", "--until-idle", "20s")
     assert len(tailed.splitlines()) >= events
     assert run("dump", f"{below}/shop", "--sources", "main.customers")
     compared = run("verify", "-c", first, "--database", "shop", "--json")

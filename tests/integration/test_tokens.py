@@ -95,7 +95,7 @@ def test_tokens_are_made_used_exchanged_and_shown_nowhere(
 
     def are_filled() -> bool:
         documents = [called(url, "/v1/databases", "reader") for url in (top, below, bootstrap)]
-        found = [document.get("databases", [{}])[0] for document in documents]
+        found = [(document.get("databases") or [{}])[0] for document in documents]
         return all(one.get("max", {}).get("scn", 0) > 5 for one in found)
 
     eventually_sync(are_filled, 30, "every server has events", poll_s=0.3)

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from databus.client.sinks import SinkBatch, SinkContext
 from databus.client.sinks.sql.sql_mirror import SqlMirror
+from databus.client.sinks.sql.sql_target import MirrorTable
 from databus.common.checkpoint import Checkpoint, decode
+from databus.common.errors import CheckpointMoved
 from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
@@ -90,6 +93,47 @@ async def test_the_target_equals_the_source_at_its_scn_with_failures(
     await process.until_scn(WINDOWS)
     assert compared > 2
     assert tables_of(house) == workload(seed, WINDOWS)[1]
+
+
+async def test_a_creation_that_was_reported_as_failed_is_repeated(
+    scripted: StartServer, house: MirrorHouse
+) -> None:
+    """As after a kill between the table's creation and its record."""
+    server = await scripted(orders(1, 1))
+    target = house.target()
+    create = target.create
+    failures = [OSError("the connection was lost")]
+
+    def created(table: MirrorTable) -> None:
+        create(table)
+        if failures:
+            raise failures.pop()
+
+    target.create = created  # type: ignore[method-assign]  # a fault, once
+    await Watched(sink_config(server.url), SqlMirror(target)).until_scn(1)
+    assert not failures
+    assert tables_of(house)["shop.orders"].keys() == {(1,)}
+
+
+async def test_a_process_that_lost_its_name_leaves_no_table(
+    scripted: StartServer, house: MirrorHouse
+) -> None:
+    server = await scripted(orders(1, 1))
+
+    class TakenOver(SqlMirror):
+        def open(self, context: SinkContext) -> Checkpoint | None:
+            self.context = context
+            return super().open(context)
+
+        def write(self, batch: SinkBatch) -> None:
+            other = house.mirror()
+            other.open(self.context)
+            other.close()
+            super().write(batch)
+
+    with pytest.raises(CheckpointMoved):
+        await Watched(sink_config(server.url), TakenOver(house.target())).until_scn(1)
+    assert "orders" not in house.tables
 
 
 EVERYTHING = SourceSchema(

@@ -117,6 +117,17 @@ class CheckpointTable:
             raise _moved(self.name, consumer, found)
         return found
 
+    def hold(self, consumer: str, owner: str) -> Steps[None]:
+        """Lock the row, so that a claim waits for this transaction.
+
+        Raises:
+            CheckpointMoved: ``owner`` does not have the row any more.
+        """
+        update = f"UPDATE {self.name} SET owner = ? WHERE consumer = ? AND owner = ?"
+        answer = yield update, (owner, consumer, owner)
+        if not answer.row_count:
+            raise _moved(self.name, consumer, (yield from self.row(consumer)))
+
     def put(self, before: StoredCheckpoint, checkpoint: Checkpoint) -> Steps[StoredCheckpoint]:
         """Replace ``before`` by ``checkpoint``.
 

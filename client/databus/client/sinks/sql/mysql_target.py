@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
 from pymysql import err
+from pymysql.constants import CLIENT
 
 from databus.client.checkpoints.checkpoint_table import Answer, with_marks
 from databus.client.sinks.sql.net_rows import POSITION
@@ -66,6 +67,7 @@ class MysqlTarget(SqlTarget):
             password=unquote(url.password or ""),
             database=unquote(url.path.removeprefix("/")),
             charset="utf8mb4",
+            client_flag=CLIENT.FOUND_ROWS,  # An UPDATE counts the rows that it leaves as they are.
             connect_timeout=10,
             read_timeout=600,
             init_command=(

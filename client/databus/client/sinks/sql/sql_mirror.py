@@ -56,7 +56,8 @@ class SqlMirror(Sink):
         I1. After each commit of an online checkpoint, every table whose state is followed has the
             rows that its source had at the checkpoint's position.
         I2. A row is never replaced by an older one: each has the position of its last change.
-        I3. One process at a time uses a name: the last one that opened it.
+        I3. One process at a time uses a name: the last one that opened it.  Where a definition
+            commits, each transaction locks the name first, for it may commit before the checkpoint.
         I4. A table that this sink has not made is not touched, unless it was to be adopted.
 
     Columns are added, converted and dropped as the source's are.  A definition is not part of the
@@ -138,6 +139,7 @@ class SqlMirror(Sink):
             self._target.commit()
             self._stored = written
             if self._wanted:
+                self._hold()
                 self._contract()
                 self._target.commit()
 
@@ -172,8 +174,10 @@ class SqlMirror(Sink):
             CheckpointMoved: another process has claimed it.
         """
         if self._is_connected:
+            self._hold()
             return
         self._target.connect()
+        self._hold()
         found = self._run(self._checkpoints.row(self._name))
         if found is None or found.owner != self._owner:
             raise CheckpointMoved(
@@ -183,6 +187,15 @@ class SqlMirror(Sink):
         self._stored = found
         self._load_tables()
         self._is_connected = True
+
+    def _hold(self) -> None:
+        """Lock the name for this transaction, if one may commit before the checkpoint is written.
+
+        Raises:
+            CheckpointMoved: another process has claimed it.
+        """
+        if not self._target.has_transactional_ddl:
+            self._run(self._checkpoints.hold(self._name, self._owner))
 
     def _disconnect(self) -> None:
         self._target.close()
@@ -286,9 +299,11 @@ class SqlMirror(Sink):
     def _remember(self, source: str, table: MirrorTable) -> None:
         self._tables[source] = table
         structure = json.dumps(table.schema.to_json())
+        self._hold()
         self._record(source, target=table.target, structure=structure)
         if not self._target.has_transactional_ddl:
             self._target.commit()
+            self._hold()
 
     def _record(self, source: str, **values: str | int) -> None:
         """Set columns of the row of a source in the table of tables."""
