@@ -328,6 +328,30 @@ async def test_rows_on_both_sides_of_the_change_in_one_transaction(
     replica.close()
 
 
+async def test_a_truncate_before_a_rename_does_not_end_the_suspension(
+    db: FreshDatabase, tmp_path: Path
+) -> None:
+    """The rows behind the TRUNCATE have the old name, and no later row brings the new one."""
+    config = config_of(db)
+    db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO t VALUES (1, 'a')")
+        replica = RingReplica(tmp_path / "shop")
+        await eventually(lambda: not differing(db, replica), 30, "the row has come")
+    run(
+        db,
+        "t",
+        ["TRUNCATE t", "INSERT INTO t VALUES (2, 'b')", "ALTER TABLE t RENAME v TO w"],
+    )
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        await eventually(lambda: bool(replica.read() or replica.suspensions), 30, "named")
+        await eventually(lambda: is_followed(replica), 30, "followed again")
+        assert differing(db, replica) == []
+    replica.close()
+
+
 async def test_it_stays_named_over_a_restart_until_an_operator_has_it_resynchronised(
     db: FreshDatabase, tmp_path: Path
 ) -> None:

@@ -262,10 +262,10 @@ class PostgresSite(Site):
         it may keep an altered publication, tables wait for all open transactions (0124).
         """
         is_old = not has_fresh_senders(*number(self.version)[:2])
-        if is_old and any(words in error for words in _AWAITED):
-            return bool(self._ask(_WRITING))
-        if number(self.version) < (14,) and _WAITING in error:
-            return bool(self._ask(_OPEN))
+        if is_old and any(words in error for words in _AWAITED) and self._ask(_WRITING):
+            return True
+        if number(self.version) < (14,) and _WAITING in error and self._ask(_OPEN):
+            return True
         return self._has_relay() and any(words in error for words in _LACKING)
 
     def is_lost(self, code: str) -> bool:

@@ -128,11 +128,18 @@ class Resync:
         return self.publish(intake)
 
     def _end_emptied(self, data: bytes) -> None:
-        """The source has no rows of a table any more, and reads it: no repair is needed."""
+        """The source has no rows of a table any more, and reads it: no repair is needed.
+
+        A changed definition can be later than the TRUNCATE: such a table is dumped.
+        """
         columns = frame_format.scan(data, verify=False)
         emptied = set(columns.source_id[columns.op == Op.TRUNCATE].tolist())
         for record in self.book:
-            is_waiting = record.state == CaptureState.SUSPENDED and not record.dump
+            is_waiting = (
+                record.state == CaptureState.SUSPENDED
+                and not record.dump
+                and not record.rows_remain
+            )
             is_read = record.source not in (self._host.suspended() or {})
             if is_waiting and is_read and frame_format.source_id(record.source) in emptied:
                 self._followed(record)
