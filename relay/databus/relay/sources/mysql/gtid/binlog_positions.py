@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from databus.common.errors import SourcePositionLost
+from databus.common.errors import SourcePositionLost, SourceUnavailable
 from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids
 from databus.relay.sources.mysql.gtid.mysql_lineage import GroupLocation, MySqlResumeState
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection, ServerError
@@ -36,10 +36,17 @@ def head_scn(connection: MySqlConnection, domain_id: int) -> int:
 
 
 def _state_at(connection: MySqlConnection, file: str, offset: int) -> str:
-    """The GTID state before a location in the binlog."""
+    """The GTID state before a location in the binlog.
+
+    Raises:
+        SourceUnavailable: the server returns none: it has purged the file meanwhile, or cannot read
+            it now.
+    """
     (state,) = connection.row("SELECT BINLOG_GTID_POS(%s, CAST(%s AS UNSIGNED))", (file, offset))
     if state is None:
-        raise SourcePositionLost(f"the server has no binlog position {file}:{offset}")
+        raise SourceUnavailable(
+            f"the server returns no GTID position for its binlog location {file}:{offset}"
+        )
     return str(state)
 
 
