@@ -218,6 +218,15 @@ def _check_javascript(snippet: Snippet) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def _check_go(snippet: Snippet) -> None:
+    gofmt = shutil.which("gofmt")
+    if gofmt:
+        done = subprocess.run(
+            [gofmt, "-l"], input=snippet.text, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr or "not as gofmt writes it"
+
+
 def _check_sql(snippet: Snippet) -> None:
     marked = snippet.marker.startswith(("rights:", "run:"))
     assert marked or snippet.text in _example_scripts(), (
@@ -240,6 +249,7 @@ _CHECKERS: dict[str, Callable[[Snippet], None]] = {
     "toml": _check_toml,
     "sh": _check_shell,
     "js": _check_javascript,
+    "go": _check_go,
     "sql": _check_sql,
     "json": lambda snippet: json.loads(snippet.text),
     "yaml": lambda snippet: yaml.safe_load(snippet.text),

@@ -1,10 +1,11 @@
-"""The Node.js client of the manual, against a live relay and a live bootstrap server."""
+"""The Node.js and Go clients of the manual, against a live relay and a live bootstrap server."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +16,26 @@ from tests.support.processes import DatabusProcess, Processes
 from tests.support.snippets import ROOT
 from tests.support.waiting import eventually_sync
 
-NODE = shutil.which("node") or ""
-CLIENT = ROOT / "examples" / "nodejs" / "client.mjs"
+NODE = ROOT / "examples" / "nodejs" / "client.mjs"
+GO = ROOT / "examples" / "go" / "client.go"
 
 
-def test_the_client_is_as_short_as_the_manual_states() -> None:
-    lines = CLIENT.read_text().splitlines()
+def test_the_node_client_is_as_short_as_the_manual_states() -> None:
+    lines = NODE.read_text().splitlines()
     assert 50 < len(lines) < 66
+
+
+@pytest.fixture(params=["node", "go"])
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """What starts a client; its arguments follow."""
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"there is no {request.param} on this machine")
+    if request.param == "node":
+        return [program, str(NODE)]
+    binary = tmp_path / "client"
+    subprocess.run([program, "build", "-o", binary, GO], check=True, timeout=300)
+    return [str(binary)]
 
 
 def write(path: Path, *statements: str) -> None:
@@ -41,9 +55,8 @@ def rows_of(database: Path) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not NODE, reason="there is no node on this machine")
 def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source(
-    processes: Processes, tmp_path: Path, free_port: Callable[[], int]
+    processes: Processes, tmp_path: Path, free_port: Callable[[], int], command: list[str]
 ) -> None:
     database, copy = tmp_path / "shop.db", tmp_path / "copy.json"
     write(
@@ -62,7 +75,7 @@ def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source
     processes.start("bootstrap", "-c", config, "--no-apply").wait_ready(f"{bootstrap}/readyz", 60)
 
     client = DatabusProcess(
-        [CLIENT, relay, bootstrap, "shop", copy], tmp_path / "node.log", command=[NODE]
+        [relay, bootstrap, "shop", copy], tmp_path / "client.log", command=command
     )
 
     def equals_the_source() -> bool:
