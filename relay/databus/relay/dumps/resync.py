@@ -128,20 +128,15 @@ class Resync:
         return self.publish(intake)
 
     def _end_emptied(self, data: bytes) -> None:
-        """The source has no rows of a table any more, and reads it: no repair is needed.
-
-        A changed definition can be later than the TRUNCATE: such a table is dumped.
-        """
+        """The source has no rows of a table any more, and reads it: no repair is needed."""
         columns = frame_format.scan(data, verify=False)
         emptied = set(columns.source_id[columns.op == Op.TRUNCATE].tolist())
         for record in self.book:
-            is_waiting = (
-                record.state == CaptureState.SUSPENDED
-                and not record.dump
-                and not record.rows_remain
-            )
+            # A changed definition (rows_remain) can be later than the TRUNCATE.
+            is_waiting = not (record.dump or record.rows_remain)
             is_read = record.source not in (self._host.suspended() or {})
-            if is_waiting and is_read and frame_format.source_id(record.source) in emptied:
+            is_emptied = is_read and frame_format.source_id(record.source) in emptied
+            if is_emptied and is_waiting and record.state == CaptureState.SUSPENDED:
                 self._followed(record)
 
     def relayed(self, data: bytes) -> None:
