@@ -132,11 +132,9 @@ class Resync:
         columns = frame_format.scan(data, verify=False)
         emptied = set(columns.source_id[columns.op == Op.TRUNCATE].tolist())
         for record in self.book:
-            # A changed definition (rows_remain) can be later than the TRUNCATE.
-            is_waiting = not (record.dump or record.rows_remain)
             is_read = record.source not in (self._host.suspended() or {})
             is_emptied = is_read and frame_format.source_id(record.source) in emptied
-            if is_emptied and is_waiting and record.state == CaptureState.SUSPENDED:
+            if is_emptied and record.is_restored_by_truncate:
                 self._followed(record)
 
     def relayed(self, data: bytes) -> None:

@@ -55,6 +55,14 @@ class TableRecord:
     is_gone: bool = False
     returned: list[str] = dataclasses.field(default_factory=list)
 
+    @property
+    def is_restored_by_truncate(self) -> bool:
+        """Whether the table is whole from a TRUNCATE event on.
+
+        Not with ``rows_remain``: the definition that changed can be later than the event.
+        """
+        return self.state == CaptureState.SUSPENDED and not (self.dump or self.rows_remain)
+
     def to_json(self) -> dict[str, Any]:
         """The record as it is on disk."""
         stored = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
