@@ -33,7 +33,9 @@ ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.MULTILINE | re.DOTALL)
 _MADE = {"configuration": configuration, "commands": commands, "http": endpoints}
 _MADE |= {"errors": errors, "metrics": metrics, "python": library}
-_PROGRAMS = frozenset({"cat", "cd", "createdb", "cp", "go", "mv", "node", "psql", "python", "rm", "tar"})
+_PROGRAMS = frozenset(
+    {"cat", "cd", "createdb", "cp", "go", "mv", "node", "psql", "python", "rm", "tar"}
+)
 """Others' programs: a block that runs one is at least valid shell."""
 
 

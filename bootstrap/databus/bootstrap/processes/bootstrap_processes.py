@@ -35,6 +35,7 @@ from databus.common.config import BootstrapConfig, Config
 from databus.common.errors import ConfigError, DatabusError
 from databus.common.http.admission import Admission
 from databus.common.http.listening_socket import listening_socket
+from databus.common.processes.server_log import log_to_stderr
 
 _LOG = logging.getLogger("databus.bootstrap")
 
@@ -416,7 +417,7 @@ def applier_child(document: str) -> None:
     _end_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    log_to_stderr(level=logging.WARNING)
     config = _with_secrets(BootstrapConfig.model_validate(json.loads(document)), secrets)
     try:
         run_applier(config, every_s=config.apply_every)

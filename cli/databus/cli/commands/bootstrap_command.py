@@ -9,6 +9,7 @@ import typer
 from databus.cli.console import serving_log
 from databus.cli.console.command_options import (
     ConfigPath,
+    LogFormat,
     bootstrap_section,
     load_config,
     seconds,
@@ -28,6 +29,7 @@ def bootstrap(
         ),
     ] = "all",
     apply: Annotated[bool, typer.Option(help="Run the Spark applier every `apply_every`.")] = True,
+    log_format: LogFormat = "text",
 ) -> None:
     """Run a bootstrap server: log writer, HTTP server and, every `apply_every`, the applier.
 
@@ -43,7 +45,7 @@ def bootstrap(
         raise BadRequest(f"--role {role!r} is not one of all, writer, server")
     require_extra("bootstrap")
     keep_files_private()
-    serving_log.log_to_stderr()
+    serving_log.log_to_stderr(log_format)
     section, whole = bootstrap_section(config), load_config(config)
     with serving_log.compiled_kernels():
         with loading():
@@ -72,6 +74,7 @@ def apply(
         str | None,
         typer.Option("--every", metavar="DURATION", help="Merge at this interval until SIGTERM."),
     ] = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Merge the bootstrap server's log into its snapshot with Spark.
 
@@ -84,7 +87,7 @@ def apply(
         raise BadRequest("give either --once or --every DURATION")
     require_extra("bootstrap")
     every_s = None if every is None else seconds("--every", every)
-    serving_log.log_to_stderr()
+    serving_log.log_to_stderr(log_format)
     section = bootstrap_section(config)
     if every_s is not None:
         serving_log.end_on_sigterm(0)

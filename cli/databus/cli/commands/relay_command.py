@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from databus.cli.console import serving_log
-from databus.cli.console.command_options import ConfigPath, load_config
+from databus.cli.console.command_options import ConfigPath, LogFormat, load_config
 from databus.common.errors import ConfigError
 from databus.common.extras import require_extra
 from databus.common.private import keep_files_private
 from databus.common.processes.loading import loading
 
 
-def relay(config: ConfigPath) -> None:
+def relay(config: ConfigPath, log_format: LogFormat = "text") -> None:
     """Run a relay: one fetcher process for each database, and the HTTP workers.
 
     The command ends with exit code 0 on ctrl-C and SIGTERM.
@@ -21,7 +21,7 @@ def relay(config: ConfigPath) -> None:
     """
     require_extra("relay")
     keep_files_private()
-    serving_log.log_to_stderr()
+    serving_log.log_to_stderr(log_format)
     loaded = load_config(config)
     if loaded.relay is None or not loaded.database:
         raise ConfigError(f"{config}: a relay needs [relay] and at least one [[database]]")

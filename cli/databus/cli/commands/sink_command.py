@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from databus.cli.console import serving_log
-from databus.cli.console.command_options import ConfigPath, load_config
+from databus.cli.console.command_options import ConfigPath, LogFormat, load_config
 from databus.common.errors import ConfigError
 from databus.common.extras import require_extra
 from databus.common.private import keep_files_private
 
 
-def sink(config: ConfigPath) -> None:
+def sink(config: ConfigPath, log_format: LogFormat = "text") -> None:
     """Run the sink of the section [sink]: write the changes of a database to another system.
 
     The command ends with exit code 0 on ctrl-C and SIGTERM, after a last commit. A failure of the
@@ -21,7 +21,7 @@ def sink(config: ConfigPath) -> None:
     """
     require_extra("sink")
     keep_files_private()
-    serving_log.log_to_stderr()
+    serving_log.log_to_stderr(log_format)
     section = load_config(config).sink
     if section is None:
         raise ConfigError(f"{config}: there is no [sink] section")

@@ -17,6 +17,16 @@ ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="The configuration file, TOML.")
 ]
 
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        envvar="DATABUS_LOG_FORMAT",
+        help="Log lines as text, or as a JSON object a line.",
+    ),
+]
+
 
 def load_config(path: Path) -> Config:
     """The configuration in a file."""

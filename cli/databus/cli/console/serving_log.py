@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from databus.common.processes import server_log
+
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, DatabaseConfig
     from databus.common.sink_config import SinkConfig
@@ -23,13 +25,14 @@ COMPILE_FIRST = "DATABUS_COMPILE_FIRST"
 _log = logging.getLogger("databus")
 
 
-def log_to_stderr() -> None:
-    """Log to stderr, with the time; of libraries only warnings and errors."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    _log.setLevel(logging.INFO)
-    logging.captureWarnings(True)
+def log_to_stderr(form: str) -> None:
+    """Log to stderr, in this process and its children.
+
+    Raises:
+        ConfigError: the format is neither text nor json.
+    """
+    os.environ[server_log.LOG_FORMAT] = form
+    server_log.log_to_stderr()
 
 
 def end_on_sigterm(code: int) -> None:

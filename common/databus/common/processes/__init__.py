@@ -1,7 +1,8 @@
 """Start and end of a process of ours.
 
 ``parent_process`` ends a child with its parent; ``loading`` imports modules without the garbage
-collector; ``completion`` lets work end although its caller is cancelled.
+collector; ``completion`` lets work end although its caller is cancelled; ``server_log`` is the log
+on stderr.
 
 Imported by relay, bootstrap and cli.
 """

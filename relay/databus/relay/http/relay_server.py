@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import resource
 import signal
 import sys
@@ -38,6 +37,7 @@ from databus.common.http.request_parameters import nearest
 from databus.common.http.status_page import status_page
 from databus.common.private import keep_files_private
 from databus.common.processes.loading import loading
+from databus.common.processes.server_log import log_to_stderr
 from databus.relay.columns import column_kernels
 from databus.relay.http import relay_endpoints
 from databus.relay.http.dump_proxy import pass_on
@@ -312,7 +312,7 @@ def main(arguments: list[str] | None = None) -> None:
     import uvloop
 
     keep_files_private()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
     allow_connections()
     with loading():

@@ -32,6 +32,7 @@ from databus.common.errors import (
     StoreError,
 )
 from databus.common.private import make_folder
+from databus.common.processes.server_log import log_to_stderr
 from databus.relay.capture.commit_coalescing import CommitCoalescing
 from databus.relay.capture.intake import Intake, first_position
 from databus.relay.capture.reader_release import release
@@ -500,7 +501,7 @@ class Fetcher:
 
 def main(arguments: list[str]) -> int:
     """The fetcher's process; the relay's supervisor starts it."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     # How long a thread that reads a chunk may delay the stream while it runs Python.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
