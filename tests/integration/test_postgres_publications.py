@@ -7,20 +7,23 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from databus.common.errors import PreflightFailed, SourceUnavailable, UnsupportedChange
+from databus.relay.dumps.resync_pace import ResyncPace
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
+from tests.support.capture import PACE, capturing, is_settled, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.opened_source import opened_scn
 from tests.support.postgres_follower import Seen, config_of, now_scn, opened, opened_on, table_of
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -278,6 +281,36 @@ async def test_no_change_is_lost_after_an_alteration_beside_an_open_transaction(
             await reader.reaches(db)
             for table in ("public.a", "public.b"):
                 assert reader.seen.tables[table] == await table_of(source, table)
+
+
+async def test_tables_wait_for_open_transactions_without_attempts_and_are_read_at_once_after_them(
+    db: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Catalogue, "has_fresh_senders", False)
+    config = config_of(db, discover_every="100ms").model_copy(update={"resync": "auto"})
+    # A second attempt after a failed one would come too late for the test.
+    pace = replace(PACE, resync=ResyncPace(alone_s=0.0, first_pause_s=3600.0))
+    db.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    db.execute("CREATE TABLE b (id int PRIMARY KEY)")
+    async with capturing(config, tmp_path, pace=pace) as fetcher:
+        await streaming(fetcher)
+        with psycopg.connect(db.url) as first:
+            first.execute("INSERT INTO a VALUES (1)")
+            db.execute(f"ALTER PUBLICATION databus_{db.name} SET (publish = 'insert')")
+            every = "insert, update, delete, truncate"
+            db.execute(f"ALTER PUBLICATION databus_{db.name} SET (publish = '{every}')")
+
+            def waits() -> bool:
+                return [r.waits_for[:25] for r in fetcher.tables.book] == [
+                    "Let the transactions end "
+                ] * 2
+
+            await eventually(waits, 30, "both tables wait")
+            tries = [record.tries for record in fetcher.tables.book]
+            db.execute("INSERT INTO b VALUES (1)")
+            await eventually(lambda: fetcher.status.state == "streaming", 30)
+            assert [record.tries for record in fetcher.tables.book] == tries
+        await eventually(lambda: is_settled(fetcher), 60, "followed again")
 
 
 async def test_no_change_is_lost_of_a_table_that_joins_beside_its_open_writer(

@@ -283,7 +283,10 @@ class LiveFetcher:
     def _left(self) -> str:
         """What is still to be done, for people."""
         dumps = [f"{one.state} {one.sources}" for one in self.fetcher.book if one.state in ACTIVE]
-        tables = [f"{one.source}, {one.tries} tries: {one.reason}" for one in self.unfollowed()]
+        tables = [
+            f"{one.source}, {one.tries} tries: {one.reason}; {one.waits_for}"
+            for one in self.unfollowed()
+        ]
         return f"dumps: {dumps or 'none'}; tables: {tables or 'none'}"
 
     def unfollowed(self) -> list[TableRecord]:

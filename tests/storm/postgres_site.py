@@ -38,7 +38,12 @@ MAKE_RELAY = "; ".join(_OF_RELAY)
 _RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
 _LACKING = ("the server refuses", "REPLICATION attribute", "may not read", "permission denied")
 _WAITING = "slot storm_stream: canceling statement due to lock timeout"
-_AWAITED = ("was altered, and changes", "joined the publication", "before the relay had found it")
+_AWAITED = (
+    "was altered, and changes",
+    "open when the publication was altered",
+    "joined the publication",
+    "before the relay had found it",
+)
 _WRITING = """
 SELECT 1 FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL AND datname = 'storm'
 UNION ALL SELECT 1 FROM pg_catalog.pg_prepared_xacts

@@ -560,7 +560,7 @@ class PostgresSource:
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend_until(table.source, str(problem), problem.cure)
                 continue
-            self._suspended.wait_for(table.source, "")
+            self._suspended.wait_for(table.source, self._published.renewal.cure)
             # The stream may have read a later definition meanwhile.
             definition = (
                 None if table.source in self._redefined_in_stream else definitions.get(table.oid)

@@ -249,6 +249,13 @@ class Renewal:
         """Whether the stream that is connected now may lack changes."""
         return bool(self.open_xid or self.passed_scn or self.begin_scn)
 
+    @property
+    def cure(self) -> str:
+        """What must be done before a suspended table can be read; "": nothing."""
+        if not self.is_pending:
+            return ""
+        return "Let the transactions end that were open when the publication was altered"
+
     def to_json(self) -> list[int]:
         """For the resume state."""
         return [self.open_xid, self.passed_scn, self.begin_scn]
