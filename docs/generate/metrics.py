@@ -8,7 +8,8 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from databus.bootstrap.http.bootstrap_metrics import BootstrapCollector
-from databus.client.observing.prometheus_metrics import ClientCollector
+from databus.client.observing.client_metrics import GROUP_METRICS
+from databus.client.observing.prometheus_metrics import ClientCollector, GroupCollector
 from databus.client.sinks.sink_consumer import SinkCounts
 from databus.client.sinks.sink_metrics import SinkCollector, SinkFacts
 from databus.relay.http.relay_metrics import RelayCollector
@@ -33,6 +34,7 @@ def families() -> dict[str, list[Metric]]:
         "Bootstrap server": list(bootstrap.collect()),
         "Sink": list(sink.collect()),
         "Client": list(ClientCollector().collect()),
+        "Member of a group": list(GroupCollector().collect())[: len(GROUP_METRICS)],
     }
 
 

@@ -32,6 +32,9 @@ from databus.client.delivery.pulled_windows import (
     PulledWindow,
     Windows,
 )
+from databus.client.groups.group_client import GroupClient, GroupStatus, PartitionListener
+from databus.client.groups.group_leases import AsyncpgLeases, DatabaseLeases
+from databus.client.groups.owned_partition import OwnedPartition
 from databus.client.pulling.raw_windows import RawWindows
 from databus.client.tables.data_batch import DataBatch
 from databus.common.checkpoint import (
@@ -48,6 +51,7 @@ __all__ = [
     "AsyncPulledWindow",
     "AsyncWindows",
     "AsyncpgCheckpoints",
+    "AsyncpgLeases",
     "BootstrapCheckpoint",
     "CallbackDeadLetters",
     "Checkpoint",
@@ -56,16 +60,21 @@ __all__ = [
     "DataBatch",
     "DatabaseCheckpoints",
     "DatabaseDeadLetters",
+    "DatabaseLeases",
     "DatabusClient",
     "DeadLetter",
     "DeadLetterStore",
     "Event",
     "FileCheckpoints",
     "FileDeadLetters",
+    "GroupClient",
+    "GroupStatus",
     "LmdbCheckpoints",
     "NoCheckpoints",
     "OnlineCheckpoint",
     "Options",
+    "OwnedPartition",
+    "PartitionListener",
     "Position",
     "PulledWindow",
     "RawWindows",

@@ -7,29 +7,29 @@ the connections.
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from databus.client.checkpoints.checkpoint_table import (
     TABLE,
-    Answer,
     CheckpointTable,
     Steps,
     StoredCheckpoint,
     checked_consumer,
     new_owner,
-    with_marks,
+)
+from databus.client.checkpoints.database_steps import (
+    AsyncpgDatabase,
+    DbapiDatabase,
+    commits_each_statement,
 )
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import ConfigError, DatabusError, StoreError, UsageError
+from databus.common.errors import DatabusError, StoreError, UsageError
 
 T = TypeVar("T")
-_IDLE = 0
-_IN_TRANSACTION = 1
 
 
-class _Held:
+class HeldCheckpoint:
     """The row that this process owns, and what ``put`` wrote that the client has not confirmed."""
 
     def __init__(self, consumer: str, table: str) -> None:
@@ -39,10 +39,12 @@ class _Held:
         self._written: StoredCheckpoint | None = None
 
     def claimed(self, row: StoredCheckpoint) -> Checkpoint | None:
+        """From now on ``put`` continues from this row."""
         self._stored, self._written = row, None
         return row.checkpoint
 
     def putting(self, checkpoint: Checkpoint) -> Steps[None]:
+        """Write the checkpoint; it counts as stored when ``confirm`` is called."""
         if self._stored is None:
             raise UsageError(
                 f"consumer {self.consumer}: put() was called outside a client that has loaded the "
@@ -59,6 +61,7 @@ class _Held:
         return True
 
     def close(self) -> None:
+        """Forget the row."""
         self._stored = self._written = None
 
 
@@ -111,9 +114,8 @@ class DatabaseCheckpoints:
         table: str = TABLE,
         paramstyle: str | None = None,
     ) -> None:
-        self._held = _Held(name, table)
-        self._connect = connect
-        self._style = paramstyle
+        self._held = HeldCheckpoint(name, table)
+        self._database = DbapiDatabase(connect, paramstyle)
 
     @property
     def ddl(self) -> str:
@@ -138,9 +140,9 @@ class DatabaseCheckpoints:
             UsageError: the connection commits each statement by itself, or the checkpoint lies
                 before the stored one.
         """
-        self._run(connection, self._held.putting(checkpoint))
-        if _commits_each_statement(connection):
-            raise _not_in_transaction(self._held.consumer)
+        self._database.run(connection, self._held.putting(checkpoint))
+        if commits_each_statement(connection):
+            raise not_in_transaction(self._held.consumer)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Store the checkpoint, unless ``put`` has."""
@@ -168,32 +170,8 @@ class DatabaseCheckpoints:
         self._alone("write", self._held.table.set(self._held.consumer, checkpoint))
 
     def _alone(self, what: str, steps: Steps[T]) -> T:
-        """Run the steps on a connection and in a transaction of their own."""
-        with _as_store_error(self._held, what), contextlib.closing(self._connect()) as connection:
-            try:
-                found = self._run(connection, steps)
-            except BaseException:
-                connection.rollback()
-                raise
-            connection.commit()
-            return found
-
-    def _run(self, connection: Any, steps: Steps[T]) -> T:
-        style = self._style or paramstyle_of(connection)
-        with contextlib.closing(connection.cursor()) as cursor:
-
-            def ask(sql: str, values: tuple[Any, ...]) -> Answer:
-                cursor.execute(with_marks(sql, style), values)
-                rows = cursor.fetchall() if cursor.description else []
-                return Answer(cursor.rowcount, [row_values(row) for row in rows])
-
-            try:
-                statement = next(steps)
-                while True:
-                    statement = steps.send(ask(*statement))
-            except StopIteration as end:
-                found: T = end.value
-                return found
+        with _as_store_error(self._held, what):
+            return self._database.alone(steps)
 
 
 class AsyncpgCheckpoints:
@@ -210,8 +188,8 @@ class AsyncpgCheckpoints:
     def __init__(
         self, name: str, connect: Callable[[], Awaitable[Any]], *, table: str = TABLE
     ) -> None:
-        self._held = _Held(name, table)
-        self._connect = connect
+        self._held = HeldCheckpoint(name, table)
+        self._database = AsyncpgDatabase(connect)
 
     @property
     def ddl(self) -> str:
@@ -235,9 +213,9 @@ class AsyncpgCheckpoints:
             CheckpointMoved: the row is not as this process left it; roll back.
             UsageError: no transaction is open, or the checkpoint lies before the stored one.
         """
-        if not connection.is_in_transaction():
-            raise _not_in_transaction(self._held.consumer)
-        await _run_async(connection, self._held.putting(checkpoint))
+        if commits_each_statement(connection):
+            raise not_in_transaction(self._held.consumer)
+        await self._database.run(connection, self._held.putting(checkpoint))
 
     async def save(self, checkpoint: Checkpoint) -> None:
         """Store the checkpoint, unless ``put`` has."""
@@ -266,38 +244,11 @@ class AsyncpgCheckpoints:
 
     async def _alone(self, what: str, steps: Steps[T]) -> T:
         with _as_store_error(self._held, what):
-            async with self._opened() as connection, connection.transaction():
-                return await _run_async(connection, steps)
-
-    @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Any]:
-        connection = await self._connect()
-        try:
-            yield connection
-        finally:
-            await connection.close()
-
-
-async def _run_async(connection: Any, steps: Steps[T]) -> T:
-    try:
-        sql, values = next(steps)
-        while True:
-            marked = with_marks(sql, "numeric_dollar")
-            if sql.startswith("SELECT"):
-                rows = [tuple(row) for row in await connection.fetch(marked, *values)]
-                answer = Answer(len(rows), rows)
-            else:
-                status: str = await connection.execute(marked, *values)
-                last = status.rpartition(" ")[2]
-                answer = Answer(int(last) if last.isdigit() else 0, [])
-            sql, values = steps.send(answer)
-    except StopIteration as end:
-        found: T = end.value
-        return found
+            return await self._database.alone(steps)
 
 
 @contextlib.contextmanager
-def _as_store_error(held: _Held, what: str) -> Iterator[None]:
+def _as_store_error(held: HeldCheckpoint, what: str) -> Iterator[None]:
     """A driver's error as ours: its classes are not known here, so any exception counts."""
     try:
         yield
@@ -311,42 +262,10 @@ def _as_store_error(held: _Held, what: str) -> Iterator[None]:
         ) from error
 
 
-def _not_in_transaction(consumer: str) -> UsageError:
+def not_in_transaction(consumer: str) -> UsageError:
+    """The error of a ``put`` outside a transaction."""
     return UsageError(
         f"consumer {consumer}: put() needs an open transaction, and this connection commits each "
         "statement by itself: switch autocommit off, or begin a transaction before the window's "
         "first row"
     )
-
-
-def row_values(row: Any) -> tuple[Any, ...]:
-    """The values of a row; some cursors give rows as mappings."""
-    return tuple(row.values()) if isinstance(row, Mapping) else tuple(row)
-
-
-def paramstyle_of(connection: Any) -> str:
-    """The style of the driver that a connection comes from: each driver's module names it."""
-    for cls in type(connection).__mro__:
-        module = sys.modules.get(cls.__module__.partition(".")[0])
-        style = getattr(module, "paramstyle", None)
-        if isinstance(style, str):
-            return style
-    raise ConfigError(
-        f"the driver of a {type(connection).__module__}.{type(connection).__qualname__} does not "
-        "name its paramstyle; give paramstyle='qmark' or 'format'"
-    )
-
-
-def _commits_each_statement(connection: Any) -> bool:
-    """Whether no transaction is open after a write, where the driver shows it.
-
-    ``sqlite3`` and MySQL Connector show it as ``in_transaction``, psycopg in ``info``, PyMySQL in
-    the status that the server sent last.
-    """
-    if getattr(connection, "in_transaction", None) is False:
-        return True
-    info = getattr(connection, "info", None)
-    if getattr(info, "transaction_status", None) == _IDLE:
-        return True
-    status = getattr(connection, "server_status", None)
-    return isinstance(status, int) and not status & _IN_TRANSACTION

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import google_crc32c
 
 from databus.client.checkpoints.checkpoint_table import checked_consumer, checked_table, with_marks
-from databus.client.checkpoints.database_checkpoints import paramstyle_of, row_values
+from databus.client.checkpoints.database_steps import paramstyle_of, row_values
 from databus.client.deadletters.dead_letter import DeadLetter
 from databus.common.errors import DatabusError, FormatError, StoreBusy, StoreError
 from databus.common.private import make_folder

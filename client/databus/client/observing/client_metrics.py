@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from databus.client.client import DatabusClient, Status
+from databus.client.groups.group_client import GroupClient, GroupStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +72,57 @@ CLIENT_METRICS = (
     ),
     ClientMetric("flowing", False, "1 while an answer of a relay is open.", lambda s: s.is_flowing),
     ClientMetric("paused", False, "1 while the client is paused.", lambda one: one.is_paused),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetric:
+    """One metric of a member of a group."""
+
+    name: str
+    is_counter: bool
+    meaning: str
+    value: Callable[[GroupStatus], float]
+
+    def samples(self, members: tuple[GroupClient, ...]) -> Iterator[tuple[float, dict[str, str]]]:
+        """The value of each member, and its labels."""
+        for member in members:
+            status = member.status
+            yield float(self.value(status)), {"group": member.group, "member": status.member}
+
+
+GROUP_METRICS = (
+    GroupMetric(
+        "group_partitions_owned",
+        False,
+        "Partitions that the member delivers.",
+        lambda one: len(one.owned),
+    ),
+    GroupMetric(
+        "group_partitions", False, "Partitions of the group.", lambda one: one.partition_count
+    ),
+    GroupMetric(
+        "group_members",
+        False,
+        "Members whose leases have not ended, as this one has read them.",
+        lambda one: one.member_count,
+    ),
+    GroupMetric(
+        "group_lease_left_seconds",
+        False,
+        "Time until the member's lease ends if it is not renewed.",
+        lambda one: one.lease_left_s,
+    ),
+    GroupMetric(
+        "group_partitions_assigned",
+        True,
+        "Partitions that the member has got.",
+        lambda one: one.assigned_count,
+    ),
+    GroupMetric(
+        "group_partitions_lost",
+        True,
+        "Partitions whose lease ended before the member had given them up.",
+        lambda one: one.lost_count,
+    ),
 )

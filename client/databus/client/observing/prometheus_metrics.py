@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from databus.client.client import DatabusClient
-from databus.client.observing.client_metrics import CLIENT_METRICS
+from databus.client.groups.group_client import GroupClient
+from databus.client.observing.client_metrics import (
+    CLIENT_METRICS,
+    GROUP_METRICS,
+    ClientMetric,
+    GroupMetric,
+)
 from databus.common.errors import MissingDependency
 
 try:
@@ -17,6 +23,7 @@ except ImportError as error:
     ) from error
 
 _LABELS = ("database", "client")
+_GROUP_LABELS = ("group", "member")
 
 
 class ClientCollector(Collector):
@@ -32,12 +39,41 @@ class ClientCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, labelled by database and client name."""
         for metric in CLIENT_METRICS:
-            family: CounterMetricFamily | GaugeMetricFamily
-            name = f"databus_client_{metric.name}"
-            if metric.is_counter:
-                family = CounterMetricFamily(name, metric.meaning, labels=_LABELS)
-            else:
-                family = GaugeMetricFamily(name, metric.meaning, labels=_LABELS)
-            for value, labels in metric.samples(self._clients):
-                family.add_metric([labels[name] for name in _LABELS], value)
-            yield family
+            yield _family(metric, _LABELS, metric.samples(self._clients))
+
+
+class GroupCollector(Collector):
+    """Reads the status of members of groups, and of the clients of their partitions.
+
+    Owner: one registry that has no other collector of these clients.
+    """
+
+    def __init__(self, *members: GroupClient) -> None:
+        self._members = members
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the metrics are known only at a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the members, and those of each partition as of a client."""
+        for metric in GROUP_METRICS:
+            yield _family(metric, _GROUP_LABELS, metric.samples(self._members))
+        clients = tuple(client for one in self._members for client in one.clients.values())
+        yield from ClientCollector(*clients).collect()
+
+
+def _family(
+    metric: ClientMetric | GroupMetric,
+    labels: tuple[str, ...],
+    samples: Iterator[tuple[float, dict[str, str]]],
+) -> Metric:
+    name = f"databus_client_{metric.name}"
+    family: CounterMetricFamily | GaugeMetricFamily
+    if metric.is_counter:
+        family = CounterMetricFamily(name, metric.meaning, labels=labels)
+    else:
+        family = GaugeMetricFamily(name, metric.meaning, labels=labels)
+    for value, values in samples:
+        family.add_metric([values[label] for label in labels], value)
+    return family

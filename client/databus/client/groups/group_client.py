@@ -1,0 +1,313 @@
+"""A member of a group: one client for each partition that it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Unpack
+
+from databus.client.application.consumer import Consumer
+from databus.client.application.options import OptionFields, parse_options
+from databus.client.client import DatabusClient, Start
+from databus.client.groups.group_leases import GroupLeases
+from databus.client.groups.group_table import Claim, checked_count, checked_group
+from databus.client.groups.membership import Membership, Owned
+from databus.client.groups.owned_partition import FencedConsumer, MemberLease, OwnedPartition
+from databus.common.errors import ConfigError, ConsumerFailed, StoreError
+
+log = logging.getLogger("databus.client")
+
+_LOOK_S = 1.0
+
+
+class PartitionListener:
+    """Is notified when this member gets and loses partitions; override what you need.
+
+    Methods may be plain or ``async``; they run in the event loop of the ``GroupClient``.
+    """
+
+    def onPartitionAssigned(self, partition: OwnedPartition) -> Awaitable[None] | None:
+        """The member owns the partition; its consumer is made next."""
+        return None
+
+    def onPartitionRevoked(self, partition: OwnedPartition) -> Awaitable[None] | None:
+        """No callback of the partition's consumer follows; another member gets it next.
+
+        If ``partition.is_owned`` is false, the lease has ended, and another member may already
+        have the partition: discard what is not written.
+        """
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """The state of a member of a group."""
+
+    member: str
+    """The name of the member."""
+    member_count: int
+    """The members whose leases have not ended; 0 before this one has joined."""
+    partition_count: int
+    """The partitions of the group; 0 before this member has joined."""
+    owned: tuple[int, ...]
+    """The partitions that this member delivers."""
+    assigned_count: int
+    """Partitions that this member has got since the start."""
+    lost_count: int
+    """Partitions whose lease ended before the member had given them up."""
+    lease_left_s: float
+    """Seconds until the lease ends if it is not renewed; 0 if it has ended."""
+    last_error: str
+    """Why the lease could not be renewed the last time; empty if it could."""
+
+
+class _Delivering:
+    """One partition that this member delivers."""
+
+    def __init__(
+        self, partition: OwnedPartition, lease: MemberLease, client: DatabusClient
+    ) -> None:
+        self.partition = partition
+        self.lease = lease
+        self.client = client
+        self.task: asyncio.Task[None]
+
+
+class GroupClient:
+    """Delivers the partitions of a stream that this member of ``group`` owns.
+
+    The keys of the stream are in ``partitions`` partitions, by their hashes.  Each partition has
+    one owner at a time, and the members that are there share them evenly.  ``consumer`` makes a
+    ``Consumer`` for each partition that the member gets.  ``leases`` hold the group in a database:
+    ``DatabaseLeases`` or ``AsyncpgLeases``.  ``partitions`` counts when the group is made;
+    ``leases.resize`` changes it.
+
+    After a kill the partitions of a member are delivered elsewhere within ``lease_s``.
+    ``member`` names this member; a restart under the same name gets its partitions back at once.
+    Without it each start is a member of its own.  ``start`` is where a partition without a
+    checkpoint begins.  All other arguments are those of ``DatabusClient``.
+
+    Order: for one key, and for one partition, the guarantee of ``Consumer`` holds, over all
+    members; a change of the owner is as a restart.  Between partitions there is no order.  A
+    truncate comes in every partition: delete only rows that the partition ``covers``.
+
+    Invariants:
+        I1. No callback of a partition begins after the lease has ended by this machine's clock.
+        I2. A checkpoint is stored only by the newest owner of its partition.
+
+    Owner: one event loop, or one thread that calls ``run``; ``stop`` may be called from anywhere.
+    Raises: ConfigError; from ``serve`` and ``run`` the error of a partition that cannot be
+        continued, and StoreBusy if another process joins under the name of this member.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        partitions: int,
+        leases: GroupLeases,
+        consumer: Callable[[OwnedPartition], Consumer],
+        database: str,
+        relays: Sequence[str],
+        sources: Iterable[str] = (),
+        bootstraps: Sequence[str] = (),
+        listener: PartitionListener | None = None,
+        member: str = "",
+        lease_s: float = 10.0,
+        start: Start = "bootstrap",
+        ops: str | Iterable[str] | None = None,
+        **options: Unpack[OptionFields],
+    ) -> None:
+        self.options = parse_options(options)
+        if self.options.dispatch == "across_windows":
+            raise ConfigError(
+                "dispatch='across_windows' delivers events after a checkpoint before it is stored; "
+                "the partitions of a group are parallel already: use 'within_window' or 'serial'"
+            )
+        self.group = checked_group(group)
+        self._count = checked_count(partitions)
+        self._leases = leases
+        self._consumer = consumer
+        self._listener = listener or PartitionListener()
+        self._lease_s = lease_s
+        self._settings: dict[str, Any] = {
+            "database": database,
+            "relays": relays,
+            "sources": sources if isinstance(sources, str) else tuple(sources),
+            "bootstraps": bootstraps,
+            "start": start,
+            "ops": ops if ops is None or isinstance(ops, str) else tuple(ops),
+            **options,
+        }
+        DatabusClient(**self._settings)  # raises what is wrong with them now
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = threading.Event()
+        self._delivering: dict[int, _Delivering] = {}
+        self._newest_fence: dict[tuple[int, int], int] = {}
+        self._failure: BaseException | None = None
+        self._assigned_count = self._lost_count = 0
+        self._membership = self._new_membership(member)
+
+    @property
+    def clients(self) -> Mapping[int, DatabusClient]:
+        """The clients of the partitions that this member delivers, by partition."""
+        return MappingProxyType({n: one.client for n, one in self._delivering.items()})
+
+    @property
+    def status(self) -> GroupStatus:
+        """The member's present state."""
+        owned = self._membership.owned
+        state = owned.state
+        return GroupStatus(
+            member=self._membership.member,
+            member_count=len(state.incarnations) if state else 0,
+            partition_count=state.count if state else 0,
+            owned=tuple(sorted(n for n, d in self._delivering.items() if d.partition.is_owned)),
+            assigned_count=self._assigned_count,
+            lost_count=self._lost_count,
+            lease_left_s=max(0.0, owned.lease.left_s),
+            last_error=self._membership.last_error,
+        )
+
+    def run(self) -> None:
+        """Serve until ``stop``, SIGINT or SIGTERM, and leave the group; blocks."""
+        asyncio.run(self._serve_with_signals())
+
+    async def _serve_with_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        await self.serve()
+
+    async def serve(self) -> None:
+        """Deliver until ``stop``; then take the last checkpoints and leave the group.
+
+        Raises:
+            DatabusError: a partition, or the membership, cannot be continued.
+        """
+        self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
+        self._membership.start()
+        try:
+            while not self._is_stopping.is_set() and self._failure is None:
+                self._changed.clear()
+                if self._membership.error is not None:
+                    raise self._membership.error
+                self._follow(self._membership.owned)
+                await self._wait()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            await self._stop_all()
+            await self._membership.leave()
+            self._loop = None
+            self._is_stopping.clear()
+            self._membership = self._new_membership(self._membership.member)
+
+    def stop(self) -> None:
+        """End ``serve`` in order; from any thread or signal handler."""
+        self._is_stopping.set()
+        self._wake()
+
+    def _new_membership(self, member: str) -> Membership:
+        return Membership(
+            leases=self._leases,
+            group=self.group,
+            member=member,
+            count=self._count,
+            lease_s=self._lease_s,
+            on_change=self._wake,
+        )
+
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._changed.set)
+
+    async def _wait(self) -> None:
+        left_s = self._membership.owned.lease.left_s
+        timeout_s = min(_LOOK_S, left_s) if left_s > 0 else _LOOK_S
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _follow(self, owned: Owned) -> None:
+        """Start and stop clients, so that those run that this member owns."""
+        for number, delivering in self._delivering.items():
+            claim = owned.claims.get(number)
+            if (
+                claim is not delivering.partition.claim
+                or number not in owned.wanted
+                or not delivering.partition.is_owned
+            ):
+                delivering.client.stop()
+        if owned.lease.left_s <= 0:
+            return
+        for number, claim in owned.claims.items():
+            if (
+                number in owned.wanted
+                and number not in self._delivering
+                and claim.fence > self._newest_fence.get((claim.count, number), -1)
+            ):
+                self._begin(claim, owned.lease)
+
+    def _begin(self, claim: Claim, lease: MemberLease) -> None:
+        self._newest_fence[claim.count, claim.number] = claim.fence
+        partition = OwnedPartition(self.group, self._membership.member, claim, lease, self._leases)
+        name = self.options.client_name or self.group
+        settings = self._settings | {"client_name": f"{name}/{claim.number}"}
+        client = DatabusClient(checkpoints=partition, partition=partition.filter, **settings)
+        delivering = _Delivering(partition, lease, client)
+        self._delivering[claim.number] = delivering
+        delivering.task = asyncio.create_task(self._deliver(delivering))
+
+    async def _deliver(self, delivering: _Delivering) -> None:
+        """Serve one partition until it is revoked or lost, or fails."""
+        partition, client = delivering.partition, delivering.client
+        try:
+            self._assigned_count += 1
+            await _settled(self._listener.onPartitionAssigned(partition))
+            client.consumer = FencedConsumer(self._consumer(partition), partition)
+            await client.serve()
+        except (StoreError, ConsumerFailed) as error:
+            if isinstance(error, ConsumerFailed) and partition.is_owned:
+                self._failure = error
+            else:
+                log.warning("%r is lost: %s", partition, error)
+        except Exception as error:
+            self._failure = error
+        finally:
+            await self._revoked(delivering)
+
+    async def _revoked(self, delivering: _Delivering) -> None:
+        partition = delivering.partition
+        if not partition.is_owned:
+            self._lost_count += 1
+        try:
+            await _settled(self._listener.onPartitionRevoked(partition))
+        except Exception as error:
+            self._failure = self._failure or error
+        partition.give_up()
+        del self._delivering[partition.number]
+        self._membership.ended(partition.claim, delivering.lease)
+        self._changed.set()
+
+    async def _stop_all(self) -> None:
+        tasks = [one.task for one in self._delivering.values()]
+        for delivering in self._delivering.values():
+            delivering.client.stop()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _settled(answer: Any) -> None:
+    if inspect.isawaitable(answer):
+        await answer
