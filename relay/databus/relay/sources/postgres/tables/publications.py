@@ -30,14 +30,14 @@ SELECT p.oid::bigint AS oid, p.xmin::text AS version, p.puballtables AS all_tabl
 FROM pg_catalog.pg_publication p WHERE p.pubname = $1
 """
 
-# Not the view pg_publication_tables, which opens every table: a table that an application has
-# locked would block the query for all tables.
+# Not the view pg_publication_tables, which opens every table, nor pg_get_expr, which PostgreSQL 18
+# opens the table for: a table that an application has locked would block the query for all tables.
 MEMBERS_SQL = """
 SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version{parts}
 FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
 """
 PARTS_SQL = """,
-       pg_catalog.pg_get_expr(r.prqual, r.prrelid) AS row_filter,
+       r.prqual IS NOT NULL AS is_filtered,
        CASE WHEN r.prattrs IS NOT NULL THEN (
            SELECT pg_catalog.array_agg(a.attname::text) FROM pg_catalog.pg_attribute a
            WHERE a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs::int2[])) END AS columns"""
@@ -104,10 +104,13 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table's entry in a publication, with its row filter and columns (None: all)."""
+    """A table's entry in a publication, with its columns (None: all).
+
+    ``is_filtered``: it has a row filter.
+    """
 
     version: str
-    row_filter: str = ""
+    is_filtered: bool = False
     columns: frozenset[str] | None = None
 
 
@@ -171,10 +174,10 @@ class Publication:
         published = self.members.get(table.oid)
         if published is None:
             return Problem(f"{publication} lacks it", f"{alter} ADD TABLE {table.only}", True)
-        row_filter, columns = published.row_filter, published.columns
+        columns = published.columns
         again = f"{alter} DROP TABLE {table.only}; {alter} ADD TABLE {table.only}"
-        if row_filter:
-            return Problem(f"{publication} gives only its rows WHERE {row_filter}", again)
+        if published.is_filtered:
+            return Problem(f"{publication} gives only some of its rows (WHERE)", again)
         missing = [c.name for c in table.columns if columns is not None and c.name not in columns]
         if missing:
             return Problem(f"{publication} lacks its columns {', '.join(missing)}", again)
@@ -211,7 +214,7 @@ def _member(row: Any) -> Member:
     columns = row.get("columns")
     return Member(
         row["version"],
-        row.get("row_filter") or "",
+        bool(row.get("is_filtered")),
         None if columns is None else frozenset(columns),
     )
 
