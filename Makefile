@@ -62,8 +62,7 @@ test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the
 	@$(PYTEST) $(PARALLEL) --durations=25
 	@scripts/matrix.sh --short mysql-8.0.15
 	@echo "== storm"
-	@# Not PostgreSQL yet: its last runs still found differences.
-	@$(BIN)/python -m tests.storm.ci mariadb mysql sqlite
+	@$(BIN)/python -m tests.storm.ci
 
 .PHONY: matrix
 matrix: setup-test ## Run a lean set of tests on every other server version; downloads them with Maven
