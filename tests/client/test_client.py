@@ -37,6 +37,7 @@ from databus.common.frame.frame_format import Op, iter_frames, pack_frame
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import CLOCK, Fault, checkpoint_frame
 from tests.client.shop import ITEMS, ORDERS, orders, row, window
+from tests.support.read_windows import aup_to
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -563,6 +564,6 @@ async def test_a_client_that_stores_no_checkpoints_warns_once(
         caplog.clear()
         client = make(None, server.url, **settings)
         for _ in range(2):
-            assert [one.scn async for one in client.awindows(idle_s=0.05)] == [1]
+            assert [one.scn async for one in aup_to(1, client)] == [1]
         warned = [one for one in caplog.messages if "nothing stores checkpoints" in one]
         assert len(warned) == expected

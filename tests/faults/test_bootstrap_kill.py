@@ -33,6 +33,7 @@ from tests.bootstrap.model import (
     state_of,
     write_run,
 )
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -122,7 +123,7 @@ def run_child(action: str, folder: Path, step: str | None) -> int:
             start_new_session=True,
         )
     try:
-        code = child.wait(280)
+        code = child.wait(100 * PATIENCE)
     finally:
         # Spark's Java too: it would go in order when it finds itself alone.
         with contextlib.suppress(ProcessLookupError):

@@ -28,7 +28,7 @@ from tests.support.gtids import make_tables, run_ahead, run_under
 from tests.support.mariadb_stream import mariadb_config
 from tests.support.mysql_server import require
 from tests.support.own_servers import mysql  # noqa: F401  fixtures
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -247,6 +247,6 @@ def test_a_first_start_beside_commits_in_any_order_takes_none_of_them_for_out_of
     finally:
         ended.set()
         for writer in writers:
-            writer.join(20)
+            writer.join(20 * PATIENCE)
         database.execute("SET GLOBAL binlog_order_commits = ON")
         connection.close()

@@ -374,7 +374,7 @@ class _Writer:
 
     def stop(self) -> None:
         self._ended.set()
-        self._thread.join(20)
+        self._thread.join(20 * PATIENCE)
 
     def _work(self, database: FreshDatabase, seed: int) -> None:
         rng = random.Random(seed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from databus.common.errors import PreflightFailed
@@ -12,6 +10,7 @@ from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, opened_on, read_to_end
 from tests.support.opened_source import open_source
+from tests.support.waiting import within
 
 
 async def test_a_year_of_two_digits_is_the_same_in_the_stream_and_in_a_dump(
@@ -70,7 +69,8 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
     refused = MySqlSource(mariadb_config(database.url, f"{name}.*"))
     with pytest.raises(PreflightFailed, match=rf"{name}\.part.*union of the MERGE table"):
         await refused.open()
-    await asyncio.wait_for(refused.close(), 10)
+    async with within(10):
+        await refused.close()
 
 
 async def test_a_merge_table_that_the_server_cannot_open_suspends_no_other_table(

@@ -30,7 +30,7 @@ from tests.integration.test_suspended_tables import dump, in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -370,7 +370,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once all statements were run: every catalogue that is read is a later one."""
 
     def late(self: DdlLookahead, *args: Any, **wanted: Any) -> LookaheadResult:
-        assert ran.wait(60)
+        assert ran.wait(60 * PATIENCE)
         return look(self, *args, **wanted)
 
     look, ran = DdlLookahead.look, threading.Event()

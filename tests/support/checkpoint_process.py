@@ -1,4 +1,4 @@
-"""A consumer as a process of its own, which kills itself: ``python -m ... SETTINGS``.
+"""A consumer as a child of tests/support/warm_process.py, which kills itself.
 
 It appends each event to a table without a key, in the transaction of its checkpoint: an event that
 took effect twice is there twice.  ``step`` names how many of its own steps it survives, ``after_s``
@@ -8,11 +8,9 @@ when a timer kills it, wherever it is then.
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sqlite3
-import sys
 import threading
 from typing import Any
 
@@ -26,7 +24,10 @@ from databus.client import (
     DatabusClient,
     Event,
 )
+from databus.client.application.frame_blocks import Block
+from databus.common.frame.frame_format import Op
 from tests.support.database_connection import connect
+from tests.support.live_relay import ORDERS, window
 
 INSERT = "INSERT INTO applied (scn, seq) VALUES (%s, %s)"
 
@@ -124,8 +125,14 @@ class AsyncAppender(Appender):
         await self.connection.close()
 
 
+def warm_up() -> None:
+    """Load the compiled loops, which every child would load again."""
+    assert Block(window(1, [(Op.INSERT, ORDERS, 1)]), bootstrap=False).count == 2
+
+
 def main(settings: dict[str, Any]) -> None:
     """Consume until killed, or until the last window."""
+    faulthandler.dump_traceback_later(60)  # Where it is, should it not come to its end.
     consumer = (AsyncAppender if settings["driver"] == "asyncpg" else Appender)(settings)
     consumer.client = DatabusClient(
         database="shop",
@@ -137,8 +144,3 @@ def main(settings: dict[str, Any]) -> None:
         **settings.get("options", {}),
     )
     consumer.client.run()
-
-
-if __name__ == "__main__":
-    faulthandler.dump_traceback_later(60)  # Where it is, should it not come to its end.
-    main(json.loads(sys.argv[1]))

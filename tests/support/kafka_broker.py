@@ -118,7 +118,7 @@ class KafkaBroker:
                 "enable.partition.eof": True,
             }
         )
-        known = consumer.list_topics(timeout=30).topics
+        known = consumer.list_topics(timeout=30 * PATIENCE).topics
         parts = [
             kafka.TopicPartition(topic, number, kafka.OFFSET_BEGINNING)
             for topic in topics

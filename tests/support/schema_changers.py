@@ -12,6 +12,7 @@ import pytest
 from databus.cli.demo.private_servers import PASSWORD, USER, PrivateServer
 from databus.common.errors import MissingDependency
 from tests.support.mysql_server import MySQLServer
+from tests.support.waiting import PATIENCE
 
 GH_OST_VARIABLE = "DATABUS_GH_OST"
 
@@ -69,5 +70,7 @@ def alter(tool: str, server: PrivateServer, database: str, table: str, change: s
             # MySQL 8.0.15 never lets its other cut-over drop the table that blocks it (error 1205).
             "--cut-over=two-step", f"--serve-socket-file={server.directory / 'gh-ost.sock'}",
         ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=80 * PATIENCE, check=False
+    )
     assert done.returncode == 0, f"{tool}: {done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -20,7 +20,7 @@ from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.mirror_process import stored_facts, stored_rows
 from tests.support.processes import DatabusProcess, Processes
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import PATIENCE, eventually_sync
 
 
 def sqlite_shop(path: Path) -> tuple[Shop, str]:
@@ -56,7 +56,7 @@ class Workload:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(30 * PATIENCE)
         if self._failure is not None:
             raise self._failure
 

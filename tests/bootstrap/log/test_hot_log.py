@@ -27,6 +27,7 @@ from databus.common.frame.frame_format import Op, iter_frames
 from databus.common.frame.window_builder import WindowBuilder, heartbeat
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.bootstrap.model import CLOCK, START, History
+from tests.support.waiting import PATIENCE
 
 
 def read_all(log: HotLog, after: Position, upto: Position, max_bytes: int = 1 << 20) -> bytes:
@@ -60,12 +61,12 @@ def test_a_log_is_closed_once_no_thread_reads_it(tmp_path: Path) -> None:
     def read() -> bytes:
         with log._reading() as transaction:
             is_reading.set()
-            assert may_end.wait(120)
+            assert may_end.wait(120 * PATIENCE)
             return bytes(transaction.get(b"clock", db=log._facts))
 
     with ThreadPoolExecutor(2) as threads:
         reading = threads.submit(read)
-        assert is_reading.wait(120)
+        assert is_reading.wait(120 * PATIENCE)
         closing = threads.submit(log.close)
         with pytest.raises(TimeoutError):
             closing.result(0.1)

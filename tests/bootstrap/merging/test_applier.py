@@ -51,7 +51,7 @@ from tests.bootstrap.model import (
     frames_of,
 )
 from tests.support.spark_session import spark_session
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -315,7 +315,7 @@ async def test_a_second_applier_waits_and_takes_over_when_the_first_is_killed(
         first.kill()
         await first.wait()
     with pytest.raises(FirstMerge):
-        await asyncio.wait_for(second, 60)
+        await asyncio.wait_for(second, 60 * PATIENCE)
     base = bench.store.read().base
     assert base is not None
     assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
@@ -435,7 +435,7 @@ def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     config = BootstrapConfig(data_dir=tmp_path)
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=30 * PATIENCE)
     write = Applier._write
 
     def meeting(applier: Applier, *arguments: Any) -> list[WrittenFile]:

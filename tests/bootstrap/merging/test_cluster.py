@@ -18,6 +18,7 @@ from databus.common import config as configuration
 from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.support.s3_server import Faults, S3Server
 from tests.support.spark_cluster import SparkCluster
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -73,7 +74,7 @@ def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=330,
+        timeout=110 * PATIENCE,
         check=False,
     )
     s3.faults = Faults()

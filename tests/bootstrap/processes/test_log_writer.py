@@ -31,7 +31,7 @@ from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceS
 from databus.relay.local_relay import LocalRelay
 from tests.bootstrap.model import CLOCK, START, History
 from tests.support.config_text import relay_text
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -338,7 +338,7 @@ async def test_a_gap_is_not_undone_by_a_reader_that_follows_a_dump_which_it_has_
     def finishing(log: HotLog, *arguments: Any) -> Any:
         if log.note("gaps"):
             loop.call_soon_threadsafe(recorded.set)
-            assert answered.wait(20)
+            assert answered.wait(20 * PATIENCE)
         return finish(log, *arguments)
 
     async def reading() -> None:
@@ -386,7 +386,7 @@ async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
 
     def switching(change: Callable[[Manifest], Manifest]) -> Manifest:
         loop.call_soon_threadsafe(begun.set)
-        assert resume.wait(20)
+        assert resume.wait(20 * PATIENCE)
         return switch(change)
 
     writer = LogWriter(BootstrapConfig(data_dir=tmp_path, relays=("",)), "shop", logs, store)

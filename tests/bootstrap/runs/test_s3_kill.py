@@ -25,6 +25,7 @@ from tests.bootstrap.model import CLOCK, START
 from tests.bootstrap.runs.test_s3_store import merged, open_store
 from tests.faults.test_bootstrap_kill import ROOT, assert_equal, take_up
 from tests.support.s3_server import S3Server
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -73,7 +74,7 @@ def run_child(server: S3Server, store_url: str, folder: Path, action: str, step:
         env=environment,
         cwd=ROOT,
         capture_output=True,
-        timeout=200,
+        timeout=100 * PATIENCE,
         check=False,
     )
     assert child.returncode in (0, -signal.SIGKILL), child.stderr.decode()[-3000:]

@@ -24,6 +24,7 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
 from tests.support.system import System, server_shop
 from tests.support.tables import name_of, settled, source_rows, sqlite_system, started, write
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,7 +38,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 def target(system: System) -> str:
     """Up to where the bootstrap server has the stream, as SCN:SEQ."""
-    with urllib.request.urlopen(f"{system.bootstrap_url}/v1/shop/targetSCN", timeout=20) as answer:
+    with urllib.request.urlopen(
+        f"{system.bootstrap_url}/v1/shop/targetSCN", timeout=20 * PATIENCE
+    ) as answer:
         return str(decode_position(json.load(answer)))
 
 
@@ -154,7 +157,7 @@ def test_an_export_that_is_killed_leaves_the_old_state_and_is_made_up_for(
 ) -> None:
     def killed() -> None:
         command = [sys.executable, "-c", KILLED + EXPORT, str(system.config), form, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=60 * PATIENCE, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
     write(system, 10)

@@ -14,6 +14,7 @@ from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.client.conftest import StartServer
+from tests.support.read_windows import aup_to
 
 TABLE = SourceSchema(
     "public.t",
@@ -78,5 +79,5 @@ async def test_values_come_as_objects_or_with_objects_off_as_their_text(
     objects = ({"a": [Decimal("1.50"), None]}, ["x", None], [[Decimal("1.00")], [Decimal("2.50")]])
     for switch, expected in ((True, (*objects, "[1,5)", "{a}")), (False, texts)):
         client = DatabusClient(database="shop", relays=[server.url], start="oldest", objects=switch)
-        found = [event.value async for one in client.awindows(idle_s=0.1) async for event in one]
+        found = [event.value async for one in aup_to(1, client) async for event in one]
         assert [tuple(row.values())[1:] for row in found if row] == [expected]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sqlite3
-import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from databus.common.errors import CheckpointMoved, ConfigError, StoreError, Usag
 from databus.common.frame.frame_format import Op
 from tests.client.checkpoints.conftest import Application, Transaction, settled
 from tests.support.live_relay import ORDERS, LiveRelay, window
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import within
+from tests.support.warm_process import WarmProcess, warm_process
 
-ROOT = Path(__file__).parents[3]
 BOOT = BootstrapCheckpoint("shop", "c", Position(1), Position(9), "run", 7, Position(1))
 
 
@@ -230,7 +229,7 @@ async def test_a_client_whose_checkpoint_was_taken_stops_at_once(
     )
     relay.append(window(1, [(Op.INSERT, ORDERS, 1)]))
     serving = asyncio.create_task(client.serve())
-    async with asyncio.timeout(10 * PATIENCE):
+    async with within(10):
         while client.status.checkpoint is None:
             await asyncio.sleep(0.01)
         DatabaseCheckpoints("copy", lambda: sqlite3.connect(tmp_path / "copy.db")).load()
@@ -280,13 +279,19 @@ async def test_the_iterator_stores_its_checkpoints_in_the_transaction(
 # -- kill -9
 
 
+@pytest.fixture
+async def warm() -> AsyncIterator[WarmProcess]:
+    async with warm_process("tests.support.checkpoint_process") as process:
+        yield process
+
+
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [{}, {"checkpoint_every_windows": 3}], ids=["each", "third"])
 async def test_kill_9_anywhere_leaves_each_window_exactly_once(
-    application: Application, relay: LiveRelay, options: dict[str, int]
+    application: Application, relay: LiveRelay, warm: WarmProcess, options: dict[str, int]
 ) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -309,11 +314,8 @@ async def test_kill_9_anywhere_leaves_each_window_exactly_once(
             settings["step"] = choice.randrange(1, 200)
         elif number < 12:
             settings["after_s"] = choice.uniform(0, 0.08)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.checkpoint_process", json.dumps(settings), cwd=ROOT
-        )
-        async with asyncio.timeout(60 * PATIENCE):
-            code = await process.wait()
+        await warm.start(settings)
+        code = await warm.exit_code()
         assert code in (-9, 0)
         kill_count += code == -9
         found = sorted(application.execute("SELECT scn, seq FROM applied"))

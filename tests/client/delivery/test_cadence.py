@@ -14,6 +14,7 @@ from databus.client.testing import Grammar, Recorder, Step
 from tests.client.conftest import StartServer
 from tests.client.shop import orders
 from tests.client.test_client import consume, make
+from tests.support.waiting import within
 
 
 async def test_a_skipped_checkpoint_is_not_stored(scripted: StartServer, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ async def test_a_stop_by_a_callback_that_takes_long_ends_a_stream_without_furthe
 
     recorder = Recorder(stop_slowly)
     client = make(recorder, server.url)
-    async with asyncio.timeout(30):
+    async with within(30):
         await client.serve()
     assert [checkpoint.position.scn for checkpoint in recorder.checkpoints] == [1, 2, 3, 4]
 

@@ -262,7 +262,7 @@ async def test_a_cancelled_client_delivers_nothing_that_was_queued(scripted: Sta
     class Slow(Recorder):
         def onDataEvent(self, event: Any) -> Result | None:
             began.set()
-            gate.wait(60)
+            gate.wait(60 * PATIENCE)
             delivered.append(event.position)
             return None
 
@@ -314,7 +314,7 @@ async def test_a_plain_callback_that_hangs_on_a_worker_ends_the_client(
     class Hanging(Recorder):
         def onDataEvent(self, event: Any) -> Result | None:
             super().onDataEvent(event)
-            release.wait(60)
+            release.wait(60 * PATIENCE)
             return None
 
     recorder = Hanging()

@@ -304,7 +304,7 @@ async def test_a_pause_holds_a_loop_between_windows(scripted: StartServer) -> No
     paused = threading.Event()
 
     def read() -> None:
-        for one in client.windows(idle_s=0.5):
+        for one in client.windows(idle_s=1.0):
             seen.append(one.scn)
             if one.scn == 3:
                 client.pause()
@@ -312,7 +312,7 @@ async def test_a_pause_holds_a_loop_between_windows(scripted: StartServer) -> No
 
     reading = asyncio.create_task(asyncio.to_thread(read))
     await asyncio.to_thread(paused.wait)
-    done, _ = await asyncio.wait({reading}, timeout=0.7)
+    done, _ = await asyncio.wait({reading}, timeout=1.2)
     assert not done, "a pause is not idle time"
     assert seen == [1, 2, 3]
     client.resume()

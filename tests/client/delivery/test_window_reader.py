@@ -17,6 +17,7 @@ from databus.common.errors import InternalError, ScnTooOld, StoreBusy, UsageErro
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.shop import orders
+from tests.support.read_windows import aup_to, up_to
 from tests.support.waiting import PATIENCE, eventually
 
 
@@ -31,7 +32,7 @@ async def test_windows_come_in_order_and_commit_moves_the_checkpoint(
     server = await scripted(*[orders(scn, 1, 2) for scn in range(1, 6)])
     store = FileCheckpoints(tmp_path / "cp")
     seen = []
-    async for one in make(server.url, checkpoints=store).awindows(idle_s=0.1):
+    async for one in aup_to(5, make(server.url, checkpoints=store)):
         seen.append((one.scn, one.txid, [event.seq async for event in one]))
         if one.scn == 3:
             await one.acommit()
@@ -40,7 +41,7 @@ async def test_windows_come_in_order_and_commit_moves_the_checkpoint(
     assert stored is not None
     assert stored.position == Position(3, 2)
     store.close()
-    again = [one.scn async for one in make(server.url, checkpoints=store).awindows(idle_s=0.1)]
+    again = [one.scn async for one in make(server.url, checkpoints=store).awindows(idle_s=1.0)]
     assert again == [4, 5]
 
 
@@ -48,7 +49,7 @@ async def test_a_commit_stores_whatever_the_cadence(scripted: StartServer, tmp_p
     server = await scripted(*[orders(scn, 1, 2) for scn in range(1, 6)])
     store = FileCheckpoints(tmp_path / "cp")
     client = make(server.url, checkpoints=store, checkpoint_every_s=60, checkpoint_every_windows=9)
-    async for one in client.awindows(idle_s=0.1):
+    async for one in aup_to(5, client):
         if one.scn == 3:
             await one.acommit()
     stored = store.load()
@@ -62,7 +63,7 @@ async def test_windows_work_without_an_event_loop(scripted: StartServer, tmp_pat
 
     def read() -> list[Any]:
         seen = []
-        for one in make(server.url, checkpoints=store).windows(idle_s=0.1):
+        for one in up_to(5, make(server.url, checkpoints=store)):
             seen.append((one.scn, [event.key["id"] for event in one]))
             one.commit()
         return seen
@@ -81,7 +82,7 @@ async def test_a_window_larger_than_the_buffer_is_read_while_it_is_iterated(
     client = make(server.url, buffer_bytes=30_000)
 
     def read() -> list[Any]:
-        return [(one.scn, sum(1 for _ in one)) for one in client.windows(idle_s=0.5)]
+        return [(one.scn, sum(1 for _ in one)) for one in up_to(2, client)]
 
     assert await asyncio.to_thread(read) == [(1, 5000), (2, 1)]
 
@@ -89,7 +90,7 @@ async def test_a_window_larger_than_the_buffer_is_read_while_it_is_iterated(
 async def test_events_that_are_not_read_are_skipped(scripted: StartServer) -> None:
     server = await scripted(orders(1, *range(5000)), orders(2, 1))
     client = make(server.url, buffer_bytes=30_000)
-    assert [one.scn async for one in client.awindows(idle_s=0.5)] == [1, 2]
+    assert [one.scn async for one in aup_to(2, client)] == [1, 2]
 
 
 async def test_stop_from_another_thread_ends_the_iteration(scripted: StartServer) -> None:
@@ -173,7 +174,7 @@ async def test_a_relay_lost_within_a_window_gives_each_event_once(scripted: Star
     one.faults = [Fault(cut_after_bytes=size + 777), Fault(cut_after_bytes=900)]
     other.faults = [Fault(cut_after_bytes=2 * size + 333), Fault(cut_after_bytes=500)]
     seen = []
-    async for window in make(one.url, other.url).awindows(idle_s=0.5):
+    async for window in aup_to(5, make(one.url, other.url)):
         seen += [event.position async for event in window]
     assert seen == [Position(scn, seq) for scn in range(1, 6) for seq in range(50)]
 
@@ -228,7 +229,7 @@ async def test_the_events_of_a_window_can_be_read_twice(scripted: StartServer) -
 
     def read() -> list[list[int]]:
         found = []
-        with make(server.url, buffer_bytes=30_000).windows(idle_s=0.5) as windows:
+        with make(server.url, buffer_bytes=30_000).windows(idle_s=1.0) as windows:
             for one in windows:
                 assert one.events is one.events
                 assert [event.seq for event in one] == [event.seq for event in one.events]
@@ -237,7 +238,7 @@ async def test_the_events_of_a_window_can_be_read_twice(scripted: StartServer) -
 
     expected = [[0, 1], list(range(3000))]
     assert await asyncio.to_thread(read) == expected
-    async with make(server.url, buffer_bytes=30_000).awindows(idle_s=0.5) as windows:
+    async with make(server.url, buffer_bytes=30_000).awindows(idle_s=1.0) as windows:
         seen = [([e.seq for e in await one.aevents()], one) async for one in windows]
     assert [seqs for seqs, _ in seen] == expected
     assert [[event.seq async for event in one] for _, one in seen] == expected
@@ -251,7 +252,7 @@ async def test_events_that_were_iterated_over_are_not_silently_missing(
 
     def read() -> int:
         count = 0
-        for one in make(server.url, buffer_bytes=30_000).windows(idle_s=0.5):
+        for one in up_to(2, make(server.url, buffer_bytes=30_000)):
             assert next(iter(one)).seq == 0
             for again in (lambda: list(one), lambda: one.events):  # noqa: B023 - called at once
                 with pytest.raises(UsageError, match="have been iterated over"):
@@ -260,7 +261,7 @@ async def test_events_that_were_iterated_over_are_not_silently_missing(
         return count
 
     assert await asyncio.to_thread(read) == 2
-    async for window in make(server.url, buffer_bytes=30_000).awindows(idle_s=0.5):
+    async for window in aup_to(2, make(server.url, buffer_bytes=30_000)):
         assert [event.seq async for event in window]
         with pytest.raises(UsageError, match="have been iterated over"):
             await window.aevents()

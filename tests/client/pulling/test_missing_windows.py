@@ -10,6 +10,7 @@ from databus.common.frame.frame_format import HEADER, Op, iter_frames
 from databus.relay.ring.ring import Ring
 from tests.client.conftest import StartServer
 from tests.client.shop import orders
+from tests.support.read_windows import aup_to
 from tests.support.windows import read_from
 
 
@@ -35,7 +36,7 @@ async def read(store: FileCheckpoints | None, *urls: str, **settings: Any) -> tu
         reconnect_s=0.001, seed=1, **settings,
     )  # fmt: skip
     found = []
-    async for window in client.awindows(idle_s=0.2):
+    async for window in aup_to(9, client):
         found += [int((event.value or {})["id"]) async for event in window]
         await window.acommit()
     return found, client.status.last_error

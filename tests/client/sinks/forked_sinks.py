@@ -1,14 +1,8 @@
-"""Runs sinks in children of a process that has imported everything: ``python -m ... ``.
-
-A line on standard input is a configuration in JSON.  The answer is two lines: the child's process
-id, and, when it has ended, its exit code (negative for a signal).
-"""
+"""A sink in a child of tests/support/warm_process.py."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+from typing import Any
 
 import numpy as np
 
@@ -28,18 +22,7 @@ def warm_up() -> None:
     decoder.batch(data, block.columns, np.array([0, 2]))
 
 
-def main() -> None:
-    warm_up()
-    for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            config = SinkConfig.model_validate(json.loads(line))
-            SinkProcess(config, sink_of(config), reconnect_s=0.001).run()
-            os._exit(0)
-        print(child, flush=True)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def main(settings: dict[str, Any]) -> None:
+    """Runs the sink of a configuration."""
+    config = SinkConfig.model_validate(settings)
+    SinkProcess(config, sink_of(config), reconnect_s=0.001).run()

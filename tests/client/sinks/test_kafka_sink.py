@@ -37,7 +37,7 @@ from tests.support.kafka_broker import kafka_broker as kafka_broker  # a fixture
 from tests.support.processes import Processes
 from tests.support.schema_registry_server import SchemaRegistryServer
 from tests.support.schema_registry_server import registry as registry  # a fixture
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -189,7 +189,7 @@ def topics_of(broker: KafkaBroker) -> set[str]:
     from confluent_kafka import admin
 
     client = admin.AdminClient({"bootstrap.servers": broker.servers})
-    return set(client.list_topics(timeout=30).topics)
+    return set(client.list_topics(timeout=30 * PATIENCE).topics)
 
 
 def opened(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from tests.client.sinks.mirror_houses import MirrorHouse
 from tests.client.sinks.sink_runs import Watched, sink_config
 from tests.client.sinks.test_every_sink import expected_changes, read_files
 from tests.client.sinks.test_sql_targets import house, recorded_scn, tables_of
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import eventually
+from tests.support.warm_process import WarmProcess, warm_process
 
-ROOT = Path(__file__).parents[3]
 KILLS = {"sqlite": 10, "postgres": 10}
 SESSIONS = {"mariadb": 10}
 FEW = 3
@@ -34,39 +32,10 @@ EVERY = 20
 __all__ = ["house"]
 
 
-class ForkedSinks:
-    """Starts sinks in children, one at a time."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def start(self, config: dict[str, Any]) -> int:
-        """The process id of a new sink."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(config).encode() + b"\n")
-        return await self._line()
-
-    async def exit_code(self) -> int:
-        return await self._line()
-
-    async def _line(self) -> int:
-        assert self._process.stdout is not None
-        async with asyncio.timeout(60 * PATIENCE):
-            return int(await self._process.stdout.readline())
-
-
 @pytest.fixture
-async def forked() -> AsyncIterator[ForkedSinks]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.client.sinks.forked_sinks", cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        yield ForkedSinks(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        await process.wait()
+async def forked() -> AsyncIterator[WarmProcess]:
+    async with warm_process("tests.client.sinks.forked_sinks") as process:
+        yield process
 
 
 def scn_or_0(house: MirrorHouse) -> int:
@@ -80,7 +49,7 @@ def scn_or_0(house: MirrorHouse) -> int:
 @pytest.mark.slow
 @pytest.mark.processes
 async def test_kill_9_anywhere_leaves_the_target_equal_to_the_source(
-    scripted: StartServer, forked: ForkedSinks, house: MirrorHouse
+    scripted: StartServer, forked: WarmProcess, house: MirrorHouse
 ) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -128,7 +97,7 @@ async def _is_after(house: MirrorHouse, scn: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.processes
 async def test_kill_9_leaves_no_early_mark_and_no_change_twice_in_files(
-    scripted: StartServer, forked: ForkedSinks, tmp_path: Path
+    scripted: StartServer, forked: WarmProcess, tmp_path: Path
 ) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -39,6 +39,7 @@ from tests.support.tables import (
     write,
     write_segments,
 )
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -388,7 +389,9 @@ def test_an_export_is_read_by_spark_duckdb_and_pandas_that_have_nothing_of_ours(
     assert dict(plain.read.parquet(str(folders["stock"])).dtypes)["weight"] == "double"
 
     command = [sys.executable, "-I", "-c", STRANGERS, str(folders["stock"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = source_rows(system, "stock").values()

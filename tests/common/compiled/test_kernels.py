@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE
+
 PROGRAM = """
 import numpy as np
 from databus.common.compiled import kernels
@@ -29,6 +31,6 @@ def _stderr(cache: Path) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=60 * PATIENCE,
     )
     return done.stderr

@@ -19,7 +19,9 @@ from databus.common.http.openapi_document import Endpoint
 from databus.relay.http.relay_endpoints import ENDPOINTS
 from tests.support.callers import Callers
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
+from tests.support.read_windows import aup_to
 from tests.support.relay_http import FRAMES, Follower, frames
+from tests.support.waiting import within
 
 ACTIONS = {
     "databases": "read", "sources": "read", "register": "read", "stream": "read",
@@ -144,7 +146,7 @@ async def test_a_caller_of_some_columns_gets_those_and_the_key(
 ) -> None:
     http.headers.update(callers.headers("ids"))
     for query in ({}, {"columns": "id"}, {"format": "ndjson"}, {"format": "sse"}):
-        async with asyncio.timeout(30):
+        async with within(30):
             params = query | {"follow": "false"}
             async with http.get(f"{relay.url}/v1/shop/stream", params=params) as answer:
                 assert answer.status == 200
@@ -218,11 +220,7 @@ async def test_a_client_gives_its_token_and_stops_when_it_is_refused(
 
     async def events(**given: Any) -> int:
         client = DatabusClient(database="shop", relays=[relay.url], start="oldest", **given)
-        windows = client.awindows(idle_s=0.2)
-        try:
-            return sum([len(await window.aevents()) async for window in windows])
-        finally:
-            await windows.aclose()
+        return sum([len(await window.aevents()) async for window in aup_to(1, client)])
 
     assert await events(token_file=str(file)) == 1
     assert await events(token=callers.tokens["read"]) == 2

@@ -28,7 +28,7 @@ from databus.relay.ring.data_folder import SocketName
 from databus.relay.serving.counters.worker_counters import WorkerCounters, read_counters
 from tests.support.capture import PACE
 from tests.support.relay_process import RelayProcess
-from tests.support.waiting import eventually, eventually_sync, within
+from tests.support.waiting import PATIENCE, eventually, eventually_sync, within
 
 WAIT_S = 60.0
 
@@ -271,7 +271,7 @@ def test_a_relay_reads_its_file_again_without_a_restart_of_what_has_not_changed(
             [sys.executable, "-c", COMMAND, "reload", "-c", str(path)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=60 * PATIENCE,
             check=False,
         )
 

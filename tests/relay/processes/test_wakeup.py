@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE
 async def test_every_task_that_waits_is_woken_by_one_commit() -> None:
     fd = make_wakeup()
     receiver, sender = WakeupReceiver(fd), WakeupSender((os.dup(fd),))
-    waits = [asyncio.create_task(receiver.wait(5)) for _ in range(3)]
+    waits = [asyncio.create_task(receiver.wait(5 * PATIENCE)) for _ in range(3)]
     await asyncio.sleep(0)
     sender.wake()
     assert await asyncio.gather(*waits) == [True, True, True]
@@ -36,7 +36,7 @@ async def test_a_commit_between_the_look_and_the_wait_is_not_missed() -> None:
     fd = make_wakeup()
     receiver, sender = WakeupReceiver(fd), WakeupSender((os.dup(fd),))
     sender.wake()
-    assert await receiver.wait(5) is True
+    assert await receiver.wait(5 * PATIENCE) is True
     receiver.close()
     sender.close()
 

@@ -22,6 +22,7 @@ from databus.relay.serving.socket_writer import SocketWriter
 from tests.support.certificates import Authority
 from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.relay_http import FRAMES, Follower
+from tests.support.waiting import PATIENCE
 
 PLAIN = FRAMES | {"Accept-Encoding": "identity"}
 EVENTS = 2000
@@ -181,7 +182,7 @@ def test_a_client_that_leaves_an_answer_does_not_wait_for_a_silent_server(tmp_pa
         with context.wrap_socket(connection, server_side=True) as encrypted:
             encrypted.recv(1 << 16)
             encrypted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun")
-            left.wait(30)  # it reads nothing more, not even the end of TLS
+            left.wait(30 * PATIENCE)  # it reads nothing more, not even the end of TLS
 
     async def leave(url: str) -> None:
         async with (

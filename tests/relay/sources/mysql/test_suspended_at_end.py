@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from databus.common.config import DatabaseConfig
@@ -12,6 +10,7 @@ from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql import mysql_source as source_module
 from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
 from databus.relay.sources.suspended_tables import TableSuspension
+from tests.support.waiting import within
 
 CONFIG = DatabaseConfig.model_validate(
     {"name": "shop", "url": "mariadb://user@127.0.0.1:1/", "sources": ["shop.*"]}
@@ -33,7 +32,7 @@ async def test_a_caller_that_waits_for_a_suspended_table_gets_an_error_when_the_
     source.restore(
         MySqlResumeState(7, suspended={"shop.odd": TableSuspension(5, "why")}).encode(), None, 7
     )
-    async with asyncio.timeout(10):
+    async with within(10):
         with pytest.raises(SourceUnavailable, match=r"shop\.odd resumes with the stream"):
             await source.largest_key("shop.odd")
     await source.close()
