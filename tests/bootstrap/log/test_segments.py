@@ -9,7 +9,8 @@ from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.runs import parquet_runs, run_storage
 from databus.bootstrap.runs.manifest import Store
-from databus.bootstrap.runs.parquet_runs import OpenRun, RunKind
+from databus.bootstrap.runs.open_run import OpenRun
+from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.common.frame.frame_format import Flag, Op, iter_frames
@@ -90,8 +91,9 @@ def test_row_groups_are_bounded_and_their_statistics_prune(
     run = segments.seal(log, store, 7)
     assert run is not None
     opened = OpenRun(run, store.run_folder(run))
-    assert len(opened.row_groups) > 5
-    for group in opened.row_groups:
+    groups = list(opened.row_groups())
+    assert len(groups) > 5
+    for group in groups:
         for block in opened.frames(group):
             columns = block.columns()
             found = zip(columns.scn.tolist(), columns.seq.tolist(), strict=True)

@@ -14,6 +14,7 @@ from databus.bootstrap.log import segments
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.reading.frame_ranges import FrameRange, at_time, changes_from, state_from
 from databus.bootstrap.reading.range_stream import Opening, RangeContent, RangeStream
+from databus.bootstrap.runs.open_readers import OpenReaders
 from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.common.checkpoint import ORIGIN, SEQ_END, OnlineCheckpoint, Position
 from databus.common.errors import LogTooYoung
@@ -300,15 +301,20 @@ def test_a_state_before_the_base_is_refused_with_the_base_if_the_changes_up_to_i
 def test_a_range_that_is_open_survives_sealing_merging_and_retention(bench: RandomBench) -> None:
     window = bench.log.state().window
     expected = raw(_frames(bench, START, window))
-    pieces = stream_of(bench, RangeContent.ALL, START, window).pieces()
+    stream = stream_of(bench, RangeContent.ALL, START, window)
+    readers = OpenReaders(bench.store.storage, lambda: 0.0)
+    readers.enter(stream)
+    pieces = stream.pieces()
     first = next(pieces)
     segments.seal(bench.log, bench.store, 1)
     bench.rebase()
     chain = bench.store.read().chain
     bench.store.switch(lambda m: m.without(chain[:-1], 1))
-    bench.store.collect(0, "cs", now_us=2)
+    assert bench.store.collect(0, "cs", now_us=2) == []
     data = bytes(first.frames) + b"".join(bytes(piece.frames) for piece in pieces)
     assert raw(list(iter_frames(data))) == expected
+    readers.leave(stream)
+    assert len(bench.store.collect(0, "cs", now_us=2)) == len(chain) - 1
     bench.close()
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from databus.bootstrap.runs.manifest import Manifest, Retired, Store, new_run_id, stop_of
-from databus.bootstrap.runs.parquet_runs import OpenRun, Run, RunFile, RunKind
+from databus.bootstrap.runs.open_run import OpenRun
+from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 from tests.bootstrap.model import START, History, frames_between, write_run
@@ -158,15 +159,15 @@ def test_damage_to_a_run_is_named_with_run_and_file(store: Store) -> None:
 
     path.write_bytes(whole[:-5])
     with pytest.raises(StoreError, match=rf"{run.id}.*the manifest states {len(whole)}"):
-        OpenRun(run, store.run_folder(run))
+        list(OpenRun(run, store.run_folder(run)).row_groups())
 
     path.write_bytes(whole[:-4] + b"torn")
     with pytest.raises(StoreError, match=rf"{run.id}.*(cannot be read|another CRC)"):
-        OpenRun(run, store.run_folder(run))
+        list(OpenRun(run, store.run_folder(run)).row_groups())
 
     path.unlink()
     with pytest.raises(StoreError, match=rf"{run.id}.*No such file"):
-        OpenRun(run, store.run_folder(run))
+        list(OpenRun(run, store.run_folder(run)).row_groups())
     assert len(store.check()) == 1
 
     middle = bytearray(whole)

@@ -8,7 +8,7 @@ import pytest
 
 from databus.bootstrap.runs import open_readers
 from databus.bootstrap.runs.manifest import Store
-from databus.bootstrap.runs.open_readers import OpenReaders, held
+from databus.bootstrap.runs.open_readers import Held, OpenReaders, held
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.checkpoint import Position
 from tests.bootstrap.model import write_run
@@ -33,12 +33,17 @@ def test_a_long_reader_holds_what_retired_after_it_began_until_it_leaves(store: 
     here = OpenReaders(store.storage, clock)
     reader = At(Position(5, 1))
     here.enter(reader)
-    here.renew()
-    assert held(store.storage, int(clock.now_s * 1e6)) == [], "a short one costs no note"
+    began_us = int((clock.now_s - open_readers.SWITCH_S) * 1e6)
+    assert held(store.storage, began_us) == [Held(began_us, Position(5, 1))], "at once"
+    reader.position = Position(7, 1)
     clock.now_s += open_readers.EVERY_S
     here.renew()
     (found,) = held(store.storage, int(clock.now_s * 1e6))
-    assert (found.began_us, found.position) == (1_000_000_000, Position(5, 1))
+    assert found == Held(began_us, Position(7, 1))
+    here.enter(behind := At(Position(6, 0)))
+    (found,) = held(store.storage, int(clock.now_s * 1e6))
+    assert found == Held(began_us, Position(6, 0)), "a reader that is further behind is noted too"
+    here.leave(behind)
 
     both = write_run(store, RunKind.DELTA, first.start, second.stop, [])
     retired_us = int(clock.now_s * 1e6)

@@ -90,7 +90,7 @@ def merged(store: Store, merge: Merge) -> Run:
     frames = []
     for run in merge.inputs:
         opened = store.open_run(run)
-        for group in opened.row_groups:
+        for group in opened.row_groups():
             for block in opened.frames(group):
                 frames += list(iter_frames(bytes(block.data)))
         opened.close()
@@ -195,14 +195,15 @@ def test_an_error_of_s3_is_reported_with_what_to_do_about_s3_and_not_about_a_dis
     shop.write()
     segments.seal(shop.log, shop.store, 1)
     opened = shop.store.open_run(shop.store.read().chain[0])
+    group = next(opened.row_groups())
     shop.write()
     s3.faults = Faults(refused=1.0)
     attempts: list[Callable[[], Any]] = [
         shop.store.read,
         lambda: shop.store.storage.write_note("note", b"x"),
         lambda: segments.seal(shop.log, shop.store, 1),
-        lambda: shop.store.open_run(opened.run),
-        lambda: list(opened.frames(opened.row_groups[0])),
+        lambda: next(shop.store.open_run(opened.run).row_groups()),
+        lambda: list(opened.frames(group)),
         lambda: describe(shop.store.files(opened.run), opened.run.files[0].name),
     ]
     for attempt in attempts:
@@ -249,7 +250,7 @@ def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_resumes_from_what_rep
         with files.create(name) as file:
             file.write(content)
         with pytest.raises(StoreError, match=first.id):
-            shop.store.open_run(first)
+            next(shop.store.open_run(first).row_groups())
         assert len(shop.store.check()) == 1
     with files.create(name) as file:
         file.write(whole)
@@ -257,11 +258,11 @@ def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_resumes_from_what_rep
     opened = shop.store.open_run(first)
     files.delete(name)
     with pytest.raises(StoreError, match=rf"{first.id}.*cannot be read"):
-        for group in opened.row_groups:
+        for group in opened.row_groups():
             list(opened.frames(group))
     opened.close()
     with pytest.raises(StoreError, match=first.id):
-        shop.store.open_run(first)
+        next(shop.store.open_run(first).row_groups())
     with files.create(name) as file:
         file.write(whole)
     reader = whole_stream(shop.store, shop.log)

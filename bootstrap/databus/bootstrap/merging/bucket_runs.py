@@ -40,7 +40,7 @@ def plain_bytes(store: Store, merge: Merge) -> Mapping[int, int]:
             continue
         opened = store.open_run(run)
         try:
-            for group in opened.row_groups:
+            for group in opened.row_groups():
                 table = opened.table(group, ["source_id", "op"])
                 sources, ops = (column.to_numpy() for column in table.columns)
                 ids, counts = np.unique(sources[ops < FIRST_CONTROL_OP], return_counts=True)

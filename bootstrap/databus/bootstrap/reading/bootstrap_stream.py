@@ -23,7 +23,8 @@ from databus.bootstrap.log.log_blocks import is_after, position_at
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.reading.row_group_pruning import Selection
 from databus.bootstrap.runs.manifest import Store, stop_of
-from databus.bootstrap.runs.parquet_runs import FrameBlock, OpenRun, RowGroup, Run, RunKind
+from databus.bootstrap.runs.open_run import OpenRun
+from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup, Run, RunKind
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import (
     ORIGIN,
@@ -66,6 +67,10 @@ class Piece:
         )
 
 
+IDLE = Piece(b"", None, 0)
+"""Nothing to send: the reader has gone a step further, of one file or one row group at most."""
+
+
 class BootstrapStream:
     """Brings one reader from ``since`` to ``target``.
 
@@ -76,6 +81,7 @@ class BootstrapStream:
         I2. A checkpoint's ``position`` is one at which the reader's state is that of the
             source; until the first run is finished it is the reader's start position.
         I3. The last piece's checkpoint is an online one, at ``target`` or after it.
+        I4. Between two pieces one row group is read at most, and one file is open at most.
 
     Owner: one reader; ``pieces`` may be advanced from any thread, one at a time.
     Raises: from ``pieces``: LogTooYoung, StoreError, FormatError.
@@ -142,9 +148,10 @@ class BootstrapStream:
     def _tombstones(
         self, run: Run, after: Position, upto: Position, resume: BootstrapCheckpoint
     ) -> Iterator[Piece]:
-        opened = self.store.open_run(run, self._selection.may_open)
+        may_open = self._selection.may_open
+        opened = self.store.open_run(run, lambda file: file.last > after and may_open(file))
         try:
-            for group in opened.row_groups:
+            for group in opened.row_groups():
                 for block in opened.frames(group) if group.last > after else ():
                     columns = block.columns()
                     gone = np.isin(columns.op, (int(Op.DELETE), int(Op.TRUNCATE)))
@@ -170,12 +177,13 @@ class BootstrapStream:
     # -- runs ---------------------------------------------------------------------------
 
     def _run(self, run: Run, after: Position, from_row: int) -> Iterator[Piece]:
-        opened = self.store.open_run(run, self._selection.may_open)
+        may_open = self._selection.may_open
+        opened = self.store.open_run(run, lambda file: file.last > after and may_open(file))
         self.groups_skipped += opened.unopened
         try:
             # Shows the reader at once where it is: at the row that it requested, or elsewhere.
             yield Piece(b"", self._checkpoint(run.id, from_row), 0)
-            for group in opened.row_groups:
+            for group in opened.row_groups(from_row):
                 is_due = group.last > after and group.first_row + group.rows > from_row
                 # Inside a window that has begun, every group is read: the window's end must come.
                 if is_due and (self._in_window or self._selection.may_match(group)):
@@ -183,6 +191,7 @@ class BootstrapStream:
                     yield from self._group(opened, group, after, from_row)
                 else:
                     self.groups_skipped += 1
+                    yield IDLE
         finally:
             opened.close()
         self.position = max(self.position, run.stop)

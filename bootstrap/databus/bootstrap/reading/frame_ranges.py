@@ -1,4 +1,4 @@
-"""Everything that the store holds between two positions, opened so that it stays readable.
+"""Everything that the store holds between two positions, planned so that it stays readable.
 
 It gets the frames of a range from the runs and the hot log.  ``net_changes`` and
 ``range_stream`` process them.
@@ -6,8 +6,9 @@ It gets the frames of a range from the runs and the hot log.  ``net_changes`` an
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,9 +21,9 @@ from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.run_planner import PlanPart
 from databus.bootstrap.runs.manifest import Manifest, Store
+from databus.bootstrap.runs.open_run import FileSlot, OpenRun, Wanted
 from databus.bootstrap.runs.parquet_runs import (
     FrameBlock,
-    OpenRun,
     RowGroup,
     Run,
     RunFile,
@@ -37,8 +38,8 @@ from databus.common.frame.frame_format import Op
 SPOOL_BYTES = 4 << 20
 """How much of the hot log is read at once."""
 
-OPEN_ATTEMPTS = 5
-"""Attempts: runs may be merged and the log be sealed between planning and opening."""
+PLAN_ATTEMPTS = 5
+"""Attempts: the log may be sealed between planning and reading it."""
 
 Mask = npt.NDArray[np.bool_]
 Starts = Callable[[Manifest, Position], Mapping[Position, tuple[PlanPart, ...]]]
@@ -102,17 +103,18 @@ class Unit:
 
 
 class FrameRange:
-    """The frames in (``start``, ``until``], open.
+    """The frames in (``start``, ``until``], to be read.
 
     Invariants:
-        I1. ``units`` do not overlap and ascend, those of a clustered run by source and key: of each
+        I1. The units do not overlap and ascend, those of a clustered run by source and key: of each
             key, newer rows follow older ones.  Together they hold every frame of the range that
             the retained runs have.  They are chosen by position alone: windows are cut at ends
             that no filter selects.  A reader with a filter calls ``row_group_pruning`` before it
             reads a unit; files that ``may_open`` excludes are not opened.
-        I2. Other processes cannot take anything away from an open range: its files are held open,
-            and its part of the hot log is copied to a temporary file (at most ``segment_bytes``
-            and one window).
+        I2. Other processes cannot take anything away from an open range whose reader has entered
+            ``OpenReaders`` before: the note there retains its runs.  Its part of the hot log is
+            copied to a temporary file (at most ``segment_bytes`` and one window).
+        I3. At most one file of a run is open: the one whose units are being read.
 
     Owner: one reader; any thread, one at a time.
     Raises: LogTooYoung, StoreError.
@@ -126,37 +128,28 @@ class FrameRange:
         until: Position,
         *,
         every_change: bool,
-        may_open: Callable[[RunFile], bool] | None = None,
+        may_open: Wanted | None = None,
     ) -> None:
         self.until = until
-        self.unopened = 0
-        self._may_open = may_open
-        self.units: tuple[Unit, ...] = ()
-        self.is_reduced = False
-        self._whole_end: Position | None = None
-        self._runs: list[OpenRun] = []
+        self._may_open = may_open or (lambda file: True)
+        self._parts: tuple[tuple[PlanPart, OpenRun], ...] = ()
+        self._hot: tuple[Unit, ...] = ()
+        self._slot = FileSlot()
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._store, self._log = store, log
         try:
-            self._open(starts, every_change)
+            self._plan(starts, every_change)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close the files."""
-        self._forget()
+        self._slot.close()
         self._spool.close()
 
-    def _forget(self) -> None:
-        for opened in self._runs:
-            opened.close()
-        self._runs.clear()
-        self.unopened = 0
-
-    def _open(self, starts: Starts, every_change: bool) -> None:
-        error: StoreError | None = None
-        for _ in range(OPEN_ATTEMPTS):
+    def _plan(self, starts: Starts, every_change: bool) -> None:
+        for _ in range(PLAN_ATTEMPTS):
             log_start, manifest = log_handover.read(self._log, self._store)
             cover = run_planner.cover(
                 manifest,
@@ -165,38 +158,53 @@ class FrameRange:
                 log_start,
                 every_change=every_change,
             )
-            units: list[Unit] = []
-            runs: list[Run] = []  # those that are read
-            last: Run | None = None  # of these, and of the merged ones, which may be empty
-            try:
-                for part in cover.parts:
-                    count = len(units)
-                    units.extend(self._of_part(part))
-                    is_read = len(units) > count
-                    runs += [part.run] if is_read else []
-                    last = part.run if is_read or part.run.is_compacted else last
-            except StoreError as found:
-                error = found
-                self._forget()
-                continue
             hot = self._of_log(max(cover.stop, min(log_start, self.until)))
             if hot is not None:
                 self.start = cover.start
-                self.units = (*units, *hot)
-                self.is_reduced = not hot and len(runs) == 1 and runs[0].is_compacted
-                is_merged = last is not None and last.is_compacted and not hot
-                self._whole_end = last.stop if last and is_merged else None
+                self._parts = tuple((part, self._opened(part)) for part in cover.parts)
+                self._hot = tuple(hot)
                 return
-            self._forget()
-        raise error or StoreError("the log was sealed faster than it could be read; try again")
+        raise StoreError("the log was sealed faster than it could be read; try again")
 
-    def _of_part(self, part: PlanPart) -> Iterator[Unit]:
-        opened = self._store.open_run(part.run, self._may_open)
-        self._runs.append(opened)
-        self.unopened += opened.unopened
-        for group in opened.row_groups:
-            if group.last > part.after and group.first <= part.upto:
-                yield Unit(_OfRun(opened, group), group.rows, part.after, part.upto)
+    def _opened(self, part: PlanPart) -> OpenRun:
+        def is_wanted(file: RunFile) -> bool:
+            return _is_within(file, part) and self._may_open(file)
+
+        return self._store.open_run(part.run, is_wanted, self._slot)
+
+    @property
+    def unopened(self) -> int:
+        """Files with rows of the range that ``may_open`` excludes."""
+        within = sum(_is_within(file, part) for part, _ in self._parts for file in part.run.files)
+        return within - sum(opened.file_count for _, opened in self._parts)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all units, at most."""
+        of_runs = sum(opened.rows for _, opened in self._parts)
+        return of_runs + sum(unit.rows for unit in self._hot)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether all units are of one merged run, which has the last state of each key alone."""
+        read = [opened for _, opened in self._parts if opened.file_count]
+        return not self._hot and len(read) == 1 and read[0].run.is_compacted
+
+    def units(self) -> Iterator[Unit]:
+        """All units in order; each file is opened when its first unit comes up."""
+        for part, opened in self._parts:
+            if part.after < self.until:
+                for group in opened.row_groups():
+                    yield from self._unit(part, opened, group)
+        for unit in self._hot:
+            if unit.after < self.until:
+                yield replace(unit, upto=min(unit.upto, self.until))
+
+    def _unit(self, part: PlanPart, opened: OpenRun, group: RowGroup) -> Iterator[Unit]:
+        """The unit of a row group, if it has rows of the range."""
+        upto = min(part.upto, self.until)
+        if group.last > part.after and group.first <= upto:
+            yield Unit(_OfRun(opened, group), group.rows, part.after, upto)
 
     def _of_log(self, after: Position) -> list[Unit] | None:
         """Units over a copy of the log's part; None if it was sealed meanwhile."""
@@ -220,23 +228,35 @@ class FrameRange:
 
     def cut_at_window(self) -> None:
         """Move ``until`` back to where the last whole window ends, so that no window is cut."""
-        if self._whole_end is not None:  # Merged runs have no window ends, but end with one.
-            self.until = min(self.until, self._whole_end)
-        if self._whole_end is not None or not self.units:
+        if self._hot:
+            self.until = self._last_end(reversed(self._hot), self._hot[-1].after)
             return
-        last_part = self.units[-1].after
-        end = last_part
-        for unit in (u for u in reversed(self.units) if u.after == last_part):
+        for part, opened in reversed(self._parts):
+            if part.run.is_compacted:  # It has no window ends, but ends with a window.
+                self.until = min(self.until, part.run.stop)
+                return
+            groups = opened.row_groups_backwards()
+            units = (unit for group in groups for unit in self._unit(part, opened, group))
+            first = next(units, None)
+            if first is not None:
+                self.until = self._last_end(itertools.chain((first,), units), part.after)
+                return
+
+    def _last_end(self, units: Iterable[Unit], otherwise: Position) -> Position:
+        """The last window's end in some units, the newest of which comes first."""
+        for unit in units:
             table = unit.table(["scn", "seq", "op"])
             scn, seq = (table.column(name).to_numpy() for name in ("scn", "seq"))
             ends = (table.column("op").to_numpy() == Op.END_OF_WINDOW) & unit.is_wanted(scn, seq)
             if ends.any():
                 row = int(np.flatnonzero(ends)[-1])
-                end = Position(int(scn[row]), int(seq[row]))
-                break
-        self.until = end
-        units = (u for u in self.units if u.after < self.until)
-        self.units = tuple(replace(u, upto=min(u.upto, self.until)) for u in units)
+                return Position(int(scn[row]), int(seq[row]))
+        return otherwise
+
+
+def _is_within(file: RunFile, part: PlanPart) -> bool:
+    """Whether a file may have rows of a part, by the manifest."""
+    return file.last > part.after and file.first <= part.upto
 
 
 def changes_from(since: Position | None, *, every_change: bool) -> Starts:
@@ -330,11 +350,13 @@ def before_time(store: Store, log: HotLog, commit_us: int) -> Position:
 
 def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
     """The position before a run's first row committed later; its start if that is its first."""
+    if 0 < run.last_commit_us <= commit_us:
+        return None
     opened = store.open_run(run)
     try:
         if run.is_clustered:
             return _least_later(opened, commit_us)
-        for group in opened.row_groups:
+        for group in opened.row_groups():
             if group.last_commit_us > commit_us:
                 table = opened.table(group, ["scn", "seq", "commit_us"])
                 scn, seq, times = (column.to_numpy() for column in table.columns)
@@ -349,11 +371,11 @@ def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
 
 def _least_later(opened: OpenRun, commit_us: int) -> Position | None:
     """The same of a clustered run, whose rows do not ascend by position."""
-    if all(group.last_commit_us <= commit_us for group in opened.row_groups):
+    if all(group.last_commit_us <= commit_us for group in opened.row_groups()):
         return None
     later: list[Position] = []
     earlier: list[Position] = []
-    for group in opened.row_groups:
+    for group in opened.row_groups():
         table = opened.table(group, ["scn", "seq", "commit_us"])
         scn, seq, times = (column.to_numpy() for column in table.columns)
         for found, rows in ((later, times > commit_us), (earlier, times <= commit_us)):

@@ -1,4 +1,4 @@
-"""Rows divided by the hash of their key, in temporary files if they are more than one part.
+"""Rows divided by the hash of their key, in a temporary file if they are more than one part.
 
 All rows of a key are in one part, so that each part is processed on its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,61 +22,62 @@ class KeySpool:
 
     Invariants:
         I1. The rows of a part are in the order in which they were added.
-        I2. One part is retained in memory; several are in files that have no name.
+        I2. One part is retained in memory; several are in one file, which has no name.
 
-    Owner: one reader; ``with`` closes the files.
-    Raises: StoreError if a temporary file cannot be written or read.
+    Owner: one reader; ``with`` closes the file.
+    Raises: StoreError if the temporary file cannot be written or read.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
         self._tables: list[pa.Table] = []
-        self._files: list[IO[bytes]] = []
-        self._writers: list[Any] = []
-        self._open = contextlib.ExitStack()
+        self._pieces: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        self._schema: pa.Schema | None = None
+        self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        if self._file is not None:
+            # What could not be written is of no use any more.
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def add(self, rows: pa.Table, hashes: npt.NDArray[np.uint64]) -> None:
         """Add rows; ``hashes`` are those of their keys."""
-        if self._count == 1:
+        count = len(self._pieces)
+        if count == 1:
             self._tables.append(rows)
             return
-        part = hashes % np.uint64(self._count)
+        part = hashes % np.uint64(count)
         order = np.argsort(part, kind="stable")
-        borders = np.searchsorted(part[order], np.arange(self._count + 1, dtype=np.uint64))
+        borders = np.searchsorted(part[order], np.arange(count + 1, dtype=np.uint64))
         sorted_rows = rows.take(pa.array(order)).combine_chunks()
+        self._schema = rows.schema
         with _refusals():
-            if not self._writers:
-                self._create(rows.schema)
-            for number, writer in enumerate(self._writers):
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - __exit__ closes
+            for number, pieces in enumerate(self._pieces):
                 first, last = int(borders[number]), int(borders[number + 1])
-                if last > first:
-                    writer.write_table(sorted_rows.slice(first, last - first))
-
-    def _create(self, schema: pa.Schema) -> None:
-        for _ in range(self._count):
-            file = tempfile.TemporaryFile()  # noqa: SIM115 - the stack closes it
-            self._open.enter_context(file)
-            self._files.append(file)
-            self._writers.append(pa.ipc.new_stream(file, schema))
+                for batch in sorted_rows.slice(first, last - first).to_batches():
+                    data = batch.serialize()
+                    pieces.append((self._file.tell(), data.size))
+                    self._file.write(data)
 
     def parts(self) -> Iterator[pa.Table]:
         """The rows of each part that has any."""
         if self._tables:
             yield pa.concat_tables(self._tables)
-        for file, writer in zip(self._files, self._writers, strict=True):
-            with _refusals():
-                writer.close()
-                file.seek(0)
-                rows = pa.ipc.open_stream(file).read_all()
-                file.truncate(0)
-            if len(rows):
+        for pieces in self._pieces:
+            if pieces:
+                with _refusals():
+                    rows = pa.Table.from_batches(map(self._batch, pieces), self._schema)
                 yield rows
+
+    def _batch(self, piece: tuple[int, int]) -> pa.RecordBatch:
+        assert self._file is not None
+        offset, size = piece
+        self._file.seek(offset)
+        return pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), self._schema)
 
 
 @contextlib.contextmanager

@@ -3,15 +3,15 @@
 The rule is the applier's: of each key, the last frame with a whole row and the partial frames
 after it; a truncate removes what its source had before.
 
-Memory and time.  The key columns are read once.  Keys of a large range go to temporary files, which
-``key_spool`` divides by hash, and each file is processed on its own: so the memory is that of
-the keys and numbers of about ``PASS_ROWS`` rows, and one bit a frame, however large the range is.
-Frames are read once, at the end, one row group at a time.
+Memory and time.  The key columns are read once.  Keys of a large range go to a temporary file,
+which ``key_spool`` divides by hash, and each part is processed on its own: so the memory is that
+of the keys and numbers of about ``PASS_ROWS`` rows, and one bit a frame, however large the range
+is.  Frames are read once, at the end, one row group at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -27,40 +27,52 @@ PASS_ROWS = 2_000_000
 """Rows whose keys are in memory at once, approximately: 100 MB with keys of 20 bytes."""
 
 MOST_PARTS = 256
-"""Temporary files at most; of a range with more rows each has more than ``PASS_ROWS``."""
+"""Parts at most; of a range with more rows each has more than ``PASS_ROWS``."""
 
 _COLUMNS = ["scn", "seq", "source_id", "op", "flags", "key_hash", "key"]
 _KEY = ["source_id", "key"]
 
 
 class NetChanges:
-    """The last states in a list of units.
+    """The last states in some units, which have ``rows`` rows at most; None among them is no unit.
 
     Invariants:
         I1. Keys are compared byte by byte; hashes only distribute the work.
+        I2. A step of ``reading`` reads one unit, or processes one part of the keys.
 
-    Owner: one reader; making it reads the keys.
+    Owner: one reader, which exhausts ``reading`` and then calls ``blocks``.
     Raises: StoreError from reading, or if the disk has no room for the keys.
     """
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Iterable[Unit | None],
+        rows: int,
         *,
         source_ids: npt.NDArray[np.uint32] | None = None,
         pass_rows: int = PASS_ROWS,
     ) -> None:
-        self._units = units
+        self._due = units
+        self._units: list[Unit] = []
         self._source_ids = source_ids
-        self._edges = np.cumsum([0, *(unit.rows for unit in units)])
-        self._bits = [np.zeros((unit.rows + 7) // 8, dtype=np.uint8) for unit in units]
+        self._edges = [0]
+        self._bits: list[npt.NDArray[np.uint8]] = []
         self._cuts: dict[int, int] = {}
-        parts = min(MOST_PARTS, 1 + int(self._edges[-1]) // pass_rows)
-        with KeySpool(parts) as spool:
-            for at, unit in enumerate(units):
-                spool.add(*self._keys(at, unit))
+        self._parts = min(MOST_PARTS, 1 + rows // pass_rows)
+
+    def reading(self) -> Iterator[None]:
+        """Find the last states, in steps."""
+        with KeySpool(self._parts) as spool:
+            for unit in self._due:
+                if unit is not None:
+                    spool.add(*self._keys(unit))
+                    self._units.append(unit)
+                    self._edges.append(self._edges[-1] + unit.rows)
+                    self._bits.append(np.zeros((unit.rows + 7) // 8, dtype=np.uint8))
+                yield
             for rows in spool.parts():
                 self._mark(self._last_states(rows))
+                yield
 
     def blocks(self) -> Iterator[tuple[Unit, FrameBlock, Mask]]:
         """Each block of frames that has a last state, and a mask of the last states."""
@@ -96,8 +108,8 @@ class NetChanges:
             found.append(index.filter(newer).to_numpy())
         return np.sort(np.concatenate(found).astype(np.int64))
 
-    def _keys(self, at: int, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.uint64]]:
-        """The wanted rows of a unit as source, key, number and kind, and the hashes of the keys."""
+    def _keys(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.uint64]]:
+        """The wanted rows of the next unit: source, key, number and kind; and the keys' hashes."""
         table = unit.table(_COLUMNS)
         scn, seq, source, op, flags, key_hash = (
             table.column(name).to_numpy() for name in _COLUMNS[:-1]
@@ -105,7 +117,7 @@ class NetChanges:
         wanted = unit.is_wanted(scn, seq) & (op < FIRST_CONTROL_OP)
         if self._source_ids is not None:
             wanted &= np.isin(source, self._source_ids.astype(np.int64))
-        first = int(self._edges[at])
+        first = self._edges[-1]
         for row in np.flatnonzero(wanted & (op == Op.TRUNCATE)).tolist():
             self._cuts[int(source[row])] = max(first + row, self._cuts.get(int(source[row]), 0))
         rows = np.flatnonzero(wanted)

@@ -16,7 +16,8 @@ A window's end has the source 0, the hash 0 and an op above those of rows.  So o
 groups in which a window ends, only those of tables with smaller numbers can be left out.  Merged
 runs have no window ends: there a filter saves most.
 
-Clustered files have the rows of one source: the manifest alone decides whether a file is opened.
+Clustered files have the rows of one source and one bucket of hashes: the manifest alone decides
+whether a file is opened.
 
 ``/bootstrap``, ``/changes`` and ``/snapshot`` decide here.  The planners leave out groups by
 position.
@@ -54,10 +55,13 @@ class Selection:
         return self.filter.mask(columns, block, self.source_ids)
 
     def may_open(self, file: RunFile) -> bool:
-        """Whether a file may have rows of the requested sources, by the manifest."""
-        if file.source_id is None or self.filter.takes_every_source:
+        """Whether a file may have rows of the requested sources and keys, by the manifest."""
+        if file.source_id is None:
             return True
-        return bool((self.source_ids == file.source_id).any())
+        if not self.filter.takes_every_source and not (self.source_ids == file.source_id).any():
+            return False
+        # The first bucket has the source's truncate, which concerns every partition.
+        return not file.hashes[0] or may_hold(self.filter.partition, file.hashes)
 
     def may_match(self, group: RowGroup) -> bool:
         """Whether the filter may select a frame of the group.
@@ -95,7 +99,7 @@ class Selection:
 
 
 def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) -> bool:
-    """Whether a partition may have a key whose hash lies in a row group's range.
+    """Whether a partition may have a key whose hash lies in a file's or row group's range.
 
     Always for ``range:``: hashes contain nothing about it.
     """

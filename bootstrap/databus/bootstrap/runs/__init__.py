@@ -1,9 +1,9 @@
 """Runs: immutable Parquet files that cover a range of the stream.
 
 In reading order: FORMAT.md is the store's specification; ``parquet_runs`` (a run and its
-files), ``manifest`` (which runs exist), ``run_storage`` (a store in a folder), ``s3_storage``
-(a store on S3), ``open_readers`` (runs that a reader has open), ``apply_progress`` (the note of a
-running merge), ``failpoints`` (for crash tests).
+files), ``open_run`` (reads one), ``manifest`` (which runs exist), ``run_storage`` (a store in a
+folder), ``s3_storage`` (a store on S3), ``open_readers`` (what readers retain), ``apply_progress``
+(the note of a running merge), ``failpoints`` (for crash tests).
 
 Imported by the other folders of the room.  It imports ``databus.common`` alone.
 """

@@ -23,7 +23,8 @@ from typing import Any
 import google_crc32c
 
 from databus.bootstrap.runs import failpoints, open_readers
-from databus.bootstrap.runs.parquet_runs import OpenRun, Run, RunFile, RunKind
+from databus.bootstrap.runs.open_run import FileSlot, OpenRun, Wanted
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.bootstrap.runs.run_storage import (
     MANIFEST,
     RUNS,
@@ -266,13 +267,11 @@ class Store:
         """The files of a run, in any storage."""
         return self.storage.files(run if isinstance(run, str) else run.id)
 
-    def open_run(self, run: Run, wanted: Callable[[RunFile], bool] | None = None) -> OpenRun:
-        """A run, open for reading: all of its files, or those that ``wanted`` chooses.
-
-        Raises:
-            StoreError: a file is missing, cut or damaged.
-        """
-        return OpenRun(run, self.storage.files, wanted)
+    def open_run(
+        self, run: Run, wanted: Wanted | None = None, slot: FileSlot | None = None
+    ) -> OpenRun:
+        """A run to be read: all of its files, or those that ``wanted`` chooses; see ``OpenRun``."""
+        return OpenRun(run, self.storage.files, wanted, slot)
 
     def exists(self) -> bool:
         """Whether there is a manifest."""

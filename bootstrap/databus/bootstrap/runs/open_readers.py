@@ -1,9 +1,11 @@
 """Which readers are inside the store, so that the applier does not delete what they need.
 
 A server writes a note into the store while it has readers: when the oldest of them began, and the
-oldest position of one of them.  Files that are open on a local disk outlive their deletion.  For
-other storages, and for the runs that a reader has not opened yet, this note retains them.  The
-note of a server that died soon expires.
+oldest position of one of them.  A reader opens one file at a time, and the note retains those
+that it has not opened yet.  The note of a server that died soon expires.
+
+In a folder the note is there before the reader plans.  On S3 a reader that is shorter than
+``EVERY_S`` writes none: the grace of retired runs covers it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from databus.common.errors import StoreError
 
 PREFIX = "readers-"
 EVERY_S = 10.0
+SWITCH_S = 5.0
+"""A run may retire this long before a manifest without it is there: from when the time is taken to
+when the manifest is written, and the clocks of two machines may differ."""
 STALE_S = 300.0
 
 
@@ -44,7 +49,7 @@ class Held:
 class OpenReaders:
     """The readers of one database at one server.
 
-    Owner: the server; any thread.  Readers call ``renew`` as they advance.
+    Owner: the server; any thread.  Something calls ``renew`` while a reader is open.
     """
 
     def __init__(self, storage: Storage, now_s: Callable[[], float] = time.time) -> None:
@@ -54,39 +59,48 @@ class OpenReaders:
         self._lock = threading.Lock()
         self._readers: dict[int, tuple[float, Reader]] = {}
         self._written_s = 0.0
+        self._noted: Position | None = None
 
     def __len__(self) -> int:
         return len(self._readers)
 
     def enter(self, reader: Reader) -> None:
-        """A reader begins.  The grace of retired runs covers it for longer than EVERY_S."""
+        """A reader begins; to be called before it reads the manifest."""
         with self._lock:
-            self._readers[id(reader)] = (self._now_s(), reader)
+            now_s = self._now_s()
+            self._readers[id(reader)] = (now_s, reader)
+            is_held = self._noted is not None and self._noted <= reader.position
+            if self._storage.folder is not None and not is_held:
+                self._write(now_s)
 
     def leave(self, reader: Reader) -> None:
         """A reader has ended, in any way."""
         with self._lock:
             self._readers.pop(id(reader), None)
-            if not self._readers and self._written_s:
-                self._written_s = 0.0
+            if not self._readers and self._noted is not None:
+                self._written_s, self._noted = 0.0, None
                 with contextlib.suppress(StoreError):
                     self._storage.delete_note(self._name)
 
     def renew(self) -> None:
-        """Write the note if one is due; short readers write none."""
+        """Write the note if one is due."""
         now_s = self._now_s()
         with self._lock:
             began_s = min((began_s for began_s, _ in self._readers.values()), default=now_s)
-            if now_s - max(began_s, self._written_s) < EVERY_S:
-                return
-            self._written_s = now_s
-            document = {
-                "at_us": int(now_s * 1e6),
-                "began_us": int(began_s * 1e6),
-                "position": min(one.position for _, one in self._readers.values()).to_json(),
-            }
-            with contextlib.suppress(StoreError):
-                self._storage.write_note(self._name, json.dumps(document).encode())
+            if now_s - max(began_s, self._written_s) >= EVERY_S:
+                self._write(now_s)
+
+    def _write(self, now_s: float) -> None:
+        position = min(one.position for _, one in self._readers.values())
+        began_s = min(began_s for began_s, _ in self._readers.values()) - SWITCH_S
+        self._written_s, self._noted = now_s, position
+        document = {
+            "at_us": int(now_s * 1e6),
+            "began_us": int(began_s * 1e6),
+            "position": position.to_json(),
+        }
+        with contextlib.suppress(StoreError):
+            self._storage.write_note(self._name, json.dumps(document).encode())
 
 
 def held(storage: Storage, now_us: int) -> list[Held]:

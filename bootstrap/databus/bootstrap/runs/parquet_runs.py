@@ -5,16 +5,15 @@ last state of each key in its range.  The *base* is a delta that begins at
 the origin, so that it needs no tombstones.  The files of a delta or base are *clustered*: each
 has the rows of one source and one bucket of key hashes.  FORMAT.md is the specification.
 
-This module defines what a run is, and reads one.  The manifest records which runs exist;
+This module defines what a run is; ``open_run`` reads one.  The manifest records which runs exist;
 ``segments`` and ``applier`` write them.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -23,10 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from databus.bootstrap.runs.run_storage import LocalFiles, RunFiles
+from databus.bootstrap.runs.run_storage import RunFiles
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import FormatError, StoreError
-from databus.common.frame.frame_format import FrameColumns, Op, scan
+from databus.common.frame.frame_format import FrameColumns
 
 SCN_LIMIT = 2**63
 """Positions in runs are signed 64-bit numbers, because Spark has only these."""
@@ -303,216 +302,17 @@ class FrameBlock:
 
 def blocks_of(table: Any) -> list[FrameBlock]:
     """The ``frame`` column of an Arrow table, without a copy."""
-    return [_as_block(chunk) for chunk in table.column("frame").chunks]
+    return [as_block(chunk) for chunk in table.column("frame").chunks]
 
 
-def _as_block(chunk: Any) -> FrameBlock:
+def as_block(chunk: Any) -> FrameBlock:
+    """The frames of one chunk of the ``frame`` column, without a copy."""
     _, offsets, values = chunk.buffers()
     edges = np.frombuffer(offsets, dtype=np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
     if values is None:
         return FrameBlock(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
     data = np.frombuffer(values, dtype=np.uint8)[edges[0] : edges[-1]]
     return FrameBlock(data, edges.astype(np.int64) - int(edges[0]))
-
-
-class OpenRun:
-    """A run with all of its files open, or with those that ``wanted`` chooses by the manifest.
-
-    Invariants:
-        I1. Sizes and row counts of the open files are those of the manifest.
-        I2. On a local disk the data of an open run cannot be deleted: the descriptors hold it.
-            In other storages reading fails when the run is gone.
-
-    Owner: one reader; ``frames`` may be called from another thread, one call at a time.
-    Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        files: Callable[[str], RunFiles] | Path,
-        wanted: Callable[[RunFile], bool] | None = None,
-    ) -> None:
-        self.run = run
-        self._folders = _siblings(files) if isinstance(files, Path) else files
-        self._files: dict[int, pq.ParquetFile] = {}
-        try:
-            for number, file in enumerate(run.files):
-                if wanted is None or wanted(file):
-                    self._files[number] = self._open(file)
-        except BaseException:
-            self.close()
-            raise
-        self.row_groups = tuple(self._row_groups())
-
-    @property
-    def unopened(self) -> int:
-        """How many files were not chosen."""
-        return len(self.run.files) - len(self._files)
-
-    def _storage(self, file: RunFile) -> RunFiles:
-        return self._folders(file.folder or self.run.id)
-
-    def _open(self, file: RunFile) -> pq.ParquetFile:
-        storage = self._storage(file)
-        location = storage.location(file.name)
-        try:
-            source = storage.open(file.name)
-            size = source.size()
-            if size != file.file_bytes:
-                source.close()
-                raise StoreError(
-                    f"run {self.run.id}: {location} has {size} bytes, the manifest states "
-                    f"{file.file_bytes}; restore the file or rebuild the store from a dump"
-                )
-            if file.footer_crc and footer_crc(source, size) != file.footer_crc:
-                source.close()
-                raise StoreError(
-                    f"run {self.run.id}: the footer of {location} has another CRC than in the "
-                    f"manifest; restore the file or rebuild the store from a dump"
-                )
-            opened = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
-        except (OSError, pa.ArrowException) as error:
-            raise self._damaged(file, error) from error
-        if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
-            opened.close(force=True)
-            raise StoreError(
-                f"run {self.run.id}: {location} has {opened.metadata.num_rows} rows of "
-                f"{opened.schema_arrow.names}, the manifest states {file.rows} of {list(COLUMNS)}"
-            )
-        return opened
-
-    def _damaged(self, file: RunFile, error: Exception) -> StoreError:
-        storage = self._storage(file)
-        return storage.refusal(
-            f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
-            f"{storage.location(file.name)}: {error}; restore the file or rebuild the store from a "
-            "dump"
-        )
-
-    def _row_groups(self) -> Iterator[RowGroup]:
-        first_row = 0
-        for number, stored in enumerate(self.run.files):
-            if number not in self._files:
-                first_row += stored.rows
-                continue
-            metadata = self._files[number].metadata
-            for index in range(metadata.num_row_groups):
-                group = metadata.row_group(index)
-                first, last = bounds(group)
-                sources = group.column(COLUMNS.index("source_id")).statistics
-                times = group.column(COLUMNS.index("commit_us")).statistics
-                ops = group.column(COLUMNS.index("op")).statistics
-                hashes = group.column(COLUMNS.index("key_hash")).statistics
-                yield RowGroup(
-                    file=number,
-                    index=index,
-                    first_row=first_row,
-                    rows=group.num_rows,
-                    first=first,
-                    last=last,
-                    source_ids=(sources.min, sources.max),
-                    ops=(ops.min, ops.max) if ops and ops.has_min_max else (0, 255),
-                    key_hashes=(
-                        (hashes.min, hashes.max) if hashes and hashes.has_min_max else None
-                    ),
-                    last_commit_us=times.max if times and times.has_min_max else SCN_LIMIT,
-                )
-                first_row += group.num_rows
-
-    def frames(self, group: RowGroup) -> Iterator[FrameBlock]:
-        """The frames of a row group, back to back, in blocks of about DECODED_BYTES."""
-        file = self._files[group.file]
-        column = file.metadata.row_group(group.index).column(COLUMNS.index("frame"))
-        rows = 1 + DECODED_BYTES * group.rows // max(column.total_uncompressed_size, 1)
-        found = 0
-        try:
-            for batch in file.iter_batches(
-                rows, row_groups=[group.index], columns=["frame"], use_threads=False
-            ):
-                found += len(batch)
-                yield _as_block(batch.column(0))
-            # The headers of pages have no CRC.
-            if found != group.rows:
-                raise pa.ArrowInvalid(f"{found} rows of {group.rows} in a row group")
-        except (OSError, pa.ArrowException) as error:
-            raise self._read_error(group, error) from error
-
-    def check(self) -> None:
-        """Read everything and compare it with itself and with the run's range.
-
-        Raises:
-            StoreError, FormatError: at the first row that is wrong.
-        """
-        last: tuple[Any, ...] = ()
-        for group in self.row_groups:
-            table = self.table(group, list(COLUMNS)).combine_chunks()
-            for block in blocks_of(table):
-                columns = scan(block.data)
-                for name in ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash"):
-                    stored = table.column(name).to_numpy()
-                    if (getattr(columns, name).astype(stored.dtype) != stored).any():
-                        raise StoreError(f"run {self.run.id}: column {name} is not the frames'")
-                keys = table.column("key").to_pylist()
-                for order in self._order(self.run.files[group.file], columns, keys):
-                    if not last < order or not self.run.start < order[-1] <= self.run.stop:
-                        raise StoreError(
-                            f"run {self.run.id}: a frame at {order[-1]} ({order}) follows {last}, "
-                            f"the run covers ({self.run.start}, {self.run.stop}]"
-                        )
-                    last = order
-
-    def _order(
-        self, file: RunFile, columns: FrameColumns, keys: list[bytes]
-    ) -> Iterator[tuple[Any, ...]]:
-        """What the rows ascend by; its last part is the position.
-
-        Raises:
-            StoreError: a row of another source or bucket than the file's.
-        """
-        positions = map(Position, columns.scn.tolist(), columns.seq.tolist())
-        if file.source_id is None:
-            yield from zip(positions, strict=True)
-            return
-        is_row = columns.op != Op.TRUNCATE
-        hashes = np.where(is_row, columns.key_hash, 0)
-        low, high = (np.uint64(limit) for limit in file.hashes)
-        if not ((columns.source_id == file.source_id) & (low <= hashes) & (hashes <= high)).all():
-            raise StoreError(
-                f"run {self.run.id}: a row of {file.name} is not of source {file.source_id}, "
-                f"bucket {file.bucket!r}"
-            )
-        yield from zip(
-            columns.source_id.tolist(),
-            hashes.tolist(),
-            is_row.tolist(),
-            keys,
-            positions,
-            strict=True,
-        )
-
-    def table(self, group: RowGroup, names: list[str]) -> Any:
-        """Columns of a row group, by their names, as an Arrow table."""
-        try:
-            table = self._files[group.file].read_row_group(group.index, columns=names)
-            if table.num_rows != group.rows:
-                raise pa.ArrowInvalid(f"{table.num_rows} rows of {group.rows} in a row group")
-            return table
-        except (OSError, pa.ArrowException) as error:
-            raise self._read_error(group, error) from error
-
-    def _read_error(self, group: RowGroup, error: Exception) -> StoreError:
-        return self._damaged(self.run.files[group.file], error)
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close(force=True)
-
-
-def _siblings(folder: Path) -> Callable[[str], RunFiles]:
-    """The folders of runs, one of which is ``folder``."""
-    return lambda run_id: LocalFiles(folder.parent / run_id)
 
 
 def bounds(group: Any) -> tuple[Position, Position]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from databus.bootstrap.reading.bootstrap_stream import Piece
 from databus.bootstrap.reading.frame_ranges import FrameRange, Starts, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.stored_database import StoredDatabase
@@ -202,10 +203,17 @@ class LocalCopy:
             source_ids=database.source_ids(wanted),
             piece_bytes=PIECE_BYTES,
         )
-        pieces = stream.pieces()
+        pieces, readers = stream.pieces(), database.open_readers
+
+        def next_piece() -> Piece | None:
+            readers.renew()
+            return next(pieces, None)
+
+        await asyncio.to_thread(readers.enter, stream)
         try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            while (piece := await asyncio.to_thread(next_piece)) is not None:
                 if len(piece.frames):
                     yield bytes(piece.frames)
         finally:
             pieces.close()
+            readers.leave(stream)
