@@ -1,19 +1,31 @@
 """Data folders of MariaDB and MySQL, which a test process creates once and then copies.
 
 Not those of PostgreSQL: a copy has the system identifier of its original.
+
+They lie in memory where there is enough of it: both servers sync their files at each change of a
+definition, whatever their settings are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
+
 from databus.cli.demo.private_servers import MariaDBServer
 from tests.support.mysql_server import MySQLServer, mysql_launcher
+
+_MEMORY = Path("/dev/shm")
+_NEEDED_BYTES = 4 << 30
+"""What is free in memory before the first server starts; as for `make quick`."""
 
 
 @contextlib.contextmanager
@@ -24,10 +36,42 @@ def copied_data_folders(folder: Path) -> Iterator[None]:
     been started, so that a copy has no transaction, and no identity.
     """
     with contextlib.ExitStack() as patched:
+        memory = patched.enter_context(_memory())
         for server, program in ((MariaDBServer, _mariadb), (MySQLServer, _mysql)):
-            initialise = _Initialise(folder / server.product, server._initialise, program)
+            initialise = _Initialise(folder / server.product, memory, server._initialise, program)
             patched.enter_context(patch.object(server, "_initialise", initialise.method()))
+        patched.enter_context(patch.object(MariaDBServer, "remove", _removing(MariaDBServer)))
         yield
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[Path | None]:
+    """A folder in memory for this process; None where there is little of it."""
+    free = shutil.disk_usage(_MEMORY).free if _MEMORY.is_dir() else 0
+    if min(free, psutil.virtual_memory().available) < _NEEDED_BYTES:
+        yield None
+        return
+    prefix = "databus-servers-"
+    for left in _MEMORY.glob(f"{prefix}*"):
+        if not psutil.pid_exists(int(left.name.split("-")[2])):  # It was killed.
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=_MEMORY))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _removing(server_class: type[MariaDBServer]) -> Callable[[Any], None]:
+    """``remove``, which also deletes the data folder that is elsewhere."""
+    remove = server_class.remove
+
+    def removed(server: Any) -> None:
+        data = server.data_dir.resolve()
+        remove(server)
+        shutil.rmtree(data, ignore_errors=True)
+
+    return removed
 
 
 def _mariadb(server: Any) -> str:
@@ -43,9 +87,14 @@ class _Initialise:
     """``_initialise`` of one kind of server."""
 
     def __init__(
-        self, folder: Path, create: Callable[[Any], None], program: Callable[[Any], str]
+        self,
+        folder: Path,
+        memory: Path | None,
+        create: Callable[[Any], None],
+        program: Callable[[Any], str],
     ) -> None:
         self._folder = folder
+        self._memory = memory
         self._create = create
         self._program = program
         self._templates: dict[str, Path] = {}
@@ -56,6 +105,9 @@ class _Initialise:
 
     def _initialise(self, server: Any) -> None:
         program = self._program(server)
+        data = server.data_dir
+        if self._memory is not None and not server.durable and not data.is_symlink():
+            data.symlink_to(tempfile.mkdtemp(dir=self._memory))
         template = self._templates.get(program)
         if template is not None:
             _copy(template, server.directory)
@@ -70,4 +122,5 @@ class _Initialise:
 
 def _copy(origin: Path, target: Path) -> None:
     command = ["cp", "-a", "--reflink=auto", "--sparse=always"]
-    subprocess.run([*command, origin / "data", origin / "init.sql", target], check=True)
+    subprocess.run([*command, origin / "init.sql", target], check=True)
+    subprocess.run([*command, f"{origin}/data/.", target / "data"], check=True)
