@@ -11,10 +11,12 @@ from databus.bootstrap.runs import parquet_runs, run_storage
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.open_run import OpenRun
 from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.bootstrap.runs.schema_note import noted_schemas
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.common.frame.frame_format import Flag, Op, iter_frames
 from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.bootstrap.model import START, History, frames_of
 
 
@@ -64,6 +66,29 @@ def test_partial_rows_and_truncates_are_counted_for_the_applier(log: HotLog, sto
     assert run.partial_rows == 1
     assert run.truncates == ((5, Position(40, 2)), (6, Position(40, 3)))
     assert [bool(one.flags & Flag.PARTIAL) for one in frames_of(store, run)].count(True) == 1
+
+
+def test_schemas_are_noted_for_the_applier_when_a_segment_has_partial_rows(
+    log: HotLog, store: Store
+) -> None:
+    schema = SourceSchema("shop.pages", (Column("id", Kind.INT, nullable=False),), ("id",))
+
+    def sealed(scn: int, absent: bytes) -> None:
+        builder = WindowBuilder(scn, 1)
+        builder.event(Op.UPDATE, 5, 1, b"k", after=b"x", absent=absent)
+        log.append(builder.end("t"), 1)
+        assert segments.seal(log, store, 7) is not None
+
+    log.add_schemas([schema])
+    sealed(40, b"")
+    assert noted_schemas(store.storage) == []
+    sealed(41, b"\x01")
+    assert noted_schemas(store.storage) == [schema]
+    for torn in (b"", b"[{", b"{}", b'[{"source": "a"}]', b"[1]", b"\x00\xff"):
+        store.storage.write_note("schemas.json", torn)
+        assert noted_schemas(store.storage) == []
+    segments.finish(log, store, 8)
+    assert noted_schemas(store.storage) == [schema], "a store of an earlier release has no note"
 
 
 def test_an_open_window_stays_in_the_log(log: HotLog, store: Store) -> None:

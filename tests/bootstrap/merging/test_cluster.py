@@ -15,6 +15,10 @@ from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common import config as configuration
+from databus.common.checkpoint import Position
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.support.s3_server import Faults, S3Server
 from tests.support.spark_cluster import SparkCluster
@@ -22,6 +26,7 @@ from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(500)]
 
+ID, BODY = Column("id", Kind.INT, nullable=False), Column("body", Kind.STRING)
 PROGRAM = "from databus.cli.main import app; app()"
 CONFIG = """
 [bootstrap]
@@ -63,7 +68,22 @@ def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
     log.bind("shop", CLOCK, START)
     history = History(3, keys=40)
     blocks = [history.block(40) for _ in range(5)]
-    for block in blocks:
+    schema = SourceSchema("shop.pages", (ID, BODY, Column("n", Kind.INT)), ("id",))
+    log.add_schemas([schema])
+    history.position = Position(history.position.scn + 1, 0)
+    builder = WindowBuilder(history.position.scn, 1)
+    for number in range(20):
+        row = {"id": 1, "body": "" if number else "large", "n": number}
+        builder.event(
+            Op.UPDATE,
+            schema.source_id,
+            schema.fingerprint,
+            schema.encode_key(row),
+            after=schema.encode_row(row),
+            absent=b"\x02" if number else b"",
+        )
+    pages = builder.end("pages")
+    for block in (*blocks[:-1], blocks[-1] + pages):
         log.append(block, 1)
         segments.seal(log, store, 1)
 
@@ -85,7 +105,11 @@ def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
     assert [record["kind"] for record in manifest.applies] == ["base", "delta"]
     assert sorted(store.storage.run_ids()) == sorted(run.id for run in manifest.runs)
     assert store.check() == []
-    assert state_of(store, log).rows == State().apply_all(blocks).rows
+    (key,) = {bytes(one.key) for one in iter_frames(pages) if one.op == Op.UPDATE}
+    rows = state_of(store, log).rows
+    (page,) = rows.pop((schema.source_id, key))
+    assert schema.decode_row(page) == {"id": 1, "body": "large", "n": 19}, "of 20 frames one"
+    assert rows == State().apply_all(blocks).rows
     log.close()
     assert all(count >= 1 for count in cluster.executors()), "both workers had an executor"
     pythons = cluster.pythons()

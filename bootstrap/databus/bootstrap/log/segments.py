@@ -26,6 +26,7 @@ from databus.bootstrap.runs.parquet_runs import (
     RunKind,
     describe,
 )
+from databus.bootstrap.runs.schema_note import note_schemas
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.common.frame import frame_format
@@ -51,6 +52,9 @@ def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
     failpoints.reach("seal.file_written")
     if run is None:
         return None
+    if run.partial_rows:
+        # Before the manifest names the segment: the applier folds its rows by them.
+        note_schemas(store.storage, log.schemas())
 
     def with_run(manifest: Manifest) -> Manifest:
         log_handover.require(log, store, manifest)
@@ -83,6 +87,8 @@ def finish(log: HotLog, store: Store, now_us: int) -> Manifest:
         store.note_dropped(log_handover.dropped(log, store, manifest))
         if stop is not None and log_handover.begins_here(log):
             manifest = store.switch(lambda current: current.without(current.runs, now_us))
+        if any(run.partial_rows for run in manifest.runs):
+            note_schemas(store.storage, log.schemas())  # earlier releases did not
     store.sweep("s")
     return manifest
 

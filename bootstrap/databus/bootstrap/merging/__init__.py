@@ -1,9 +1,10 @@
 """Merges adjacent runs into larger ones, with Spark.
 
 In reading order: ``run_planner`` (pure: what to merge, and what a reader reads), ``bucket_merge``
-(pure: the merge of one bucket), ``bucket_tasks`` (pure: the buckets of a merge), ``bucket_runs``
-(from tasks to a run), ``spark_tasks`` (runs on Spark's workers), ``applier`` (has Spark do the
-tasks), ``scratch_folders`` (disk of a merge).
+(pure: the merge of one bucket), ``partial_rows`` (pure: PARTIAL frames into their rows),
+``bucket_tasks`` (pure: the buckets of a merge), ``bucket_runs`` (from tasks to a run),
+``spark_tasks`` (runs on Spark's workers), ``applier`` (has Spark do the tasks),
+``scratch_folders`` (disk of a merge).
 
 Imported by ``reading`` (the planner) and ``processes``.  It imports ``runs``.
 """

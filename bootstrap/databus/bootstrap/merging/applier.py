@@ -38,7 +38,13 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from databus.bootstrap.merging import bucket_merge, bucket_tasks, run_planner, spark_tasks
+from databus.bootstrap.merging import (
+    bucket_merge,
+    bucket_tasks,
+    partial_rows,
+    run_planner,
+    spark_tasks,
+)
 from databus.bootstrap.merging.bucket_runs import (
     WrittenFile,
     merged_run,
@@ -60,6 +66,7 @@ from databus.bootstrap.runs.parquet_runs import (
 )
 from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.bootstrap.runs.s3_storage import S3Storage
+from databus.bootstrap.runs.schema_note import noted_schemas
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import BucketError, MissingDependency, StoreError
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
@@ -85,7 +92,7 @@ _LEAST = -(2**63)
 """Added to a hash as Spark has it, signed, it gives the order of unsigned numbers."""
 
 # Workers need not have this package, and a namespace package does not import from a zip.
-for _module in (bucket_merge, spark_tasks):
+for _module in (bucket_merge, partial_rows, spark_tasks):
     # PySpark's copy of cloudpickle has no types.
     cloudpickle.register_pickle_by_value(_module)  # type: ignore[no-untyped-call]
 
@@ -317,7 +324,12 @@ class Applier:
         merging = spark_tasks.merger(
             self._place,
             worker_tasks(self.store, plan, workers),
-            spark_tasks.Output(f"{files.location('').rstrip('/')}/", PARQUET, ROW_GROUP_BYTES),
+            spark_tasks.Output(
+                f"{files.location('').rstrip('/')}/",
+                PARQUET,
+                ROW_GROUP_BYTES,
+                self._layouts(merge),
+            ),
             base=merge.kind is RunKind.BASE,
             has_changes=bool(plain),
         )
@@ -332,6 +344,12 @@ class Applier:
             rows = self.spark.range(0, workers, 1, workers)
         found = _mapped(rows, merging, spark_tasks.RESULT).collect()
         return [WrittenFile(one["task"], one["name"], one["bucket"]) for one in found]
+
+    def _layouts(self, merge: Merge) -> partial_rows.Layouts:
+        """The layouts of rows, where PARTIAL ones may be folded."""
+        if merge.kind is not RunKind.BASE or not any(run.partial_rows for run in merge.inputs):
+            return {}
+        return partial_rows.layouts_of(noted_schemas(self.store.storage))
 
     @property
     def _cores(self) -> int:

@@ -6,7 +6,7 @@ order a bucket is a contiguous range of rows, and two halves of a bucket are two
 split, or read in part, without sorting.
 
 Spark's workers need not have this package: ``applier`` ships the module by value.  So its functions
-use numpy, pyarrow, and constants of this module alone.
+use numpy, pyarrow, ``partial_rows``, which is shipped with it, and constants of this module alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from databus.bootstrap.merging.partial_rows import Layouts, folded
 from databus.bootstrap.runs.parquet_runs import SCHEMA
 from databus.common.frame.frame_format import Flag, Op
 
@@ -28,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 HASH_BITS = 64
 _DELETE, _TRUNCATE = int(Op.DELETE), int(Op.TRUNCATE)
-_PARTIAL = int(Flag.PARTIAL)
+_PARTIAL, _HAS_AFTER = int(Flag.PARTIAL), int(Flag.HAS_AFTER)
 
 
 def places(table: Any) -> U64Array:
@@ -64,14 +65,19 @@ def is_after(table: Any, position: tuple[int, int]) -> Mask:
 
 
 def merged(
-    inputs: Sequence[Iterable[Any]], *, base: bool, cut: tuple[int, int] | None = None
+    inputs: Sequence[Iterable[Any]],
+    *,
+    base: bool,
+    cut: tuple[int, int] | None = None,
+    layouts: Layouts | None = None,
 ) -> Iterator[Any]:
     """The rows of a compacted run out of several inputs in order, as tables in order.
 
     Of each key, the last row that is not PARTIAL and every PARTIAL one after it.  ``cut`` is the
     position of the last TRUNCATE of the source: rows before it are dropped.  A ``base`` has neither
-    deletes nor truncates.  Inputs are tables or record batches of rows in order; they may come in
-    any sequence, because rows are compared by (scn, seq).
+    deletes nor truncates, and by ``layouts`` its PARTIAL rows are folded into the whole row before
+    them.  Inputs are tables or record batches of rows in order; they may come in any sequence,
+    because rows are compared by (scn, seq).
 
     Memory is that of one table of each input, and of the rows of one key.
     """
@@ -88,7 +94,7 @@ def merged(
         parts = [cursor.take(min(bounds) if bounds else None) for cursor in cursors]
         found = [part for part in parts if part.num_rows]
         if found:
-            result = _reduced(found, base=base, cut=cut)
+            result = _reduced(found, base=base, cut=cut, layouts=layouts or {})
             if result.num_rows:
                 yield result
         for cursor in cursors:
@@ -143,7 +149,9 @@ class _Cursor:
         return found
 
 
-def _reduced(parts: Sequence[Any], *, base: bool, cut: tuple[int, int] | None) -> Any:
+def _reduced(
+    parts: Sequence[Any], *, base: bool, cut: tuple[int, int] | None, layouts: Layouts
+) -> Any:
     """The rows that remain of some hashes, of which ``parts`` have every row; in order."""
     table = pa.concat_tables(parts).combine_chunks()
     at = places(table)
@@ -166,8 +174,43 @@ def _reduced(parts: Sequence[Any], *, base: bool, cut: tuple[int, int] | None) -
     if base:
         keep &= (op != _DELETE) & (op != _TRUNCATE)
     if is_sorted and keep.all() and (order[1:] > order[:-1]).all():
+        found = table
+    else:
+        found = table.take(pa.array(order[keep]))
+    if base and layouts and not begins.all():
+        return _with_folded(found, np.cumsum(begins)[keep], layouts)
+    return found
+
+
+def _with_folded(table: Any, keys: npt.NDArray[Any], layouts: Layouts) -> Any:
+    """The rows, of each key as few as possible; ``keys`` numbers the keys."""
+    flags = table.column("flags").to_numpy().copy()
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    stops = np.append(starts[1:], len(keys))
+    # What follows a key's first row is PARTIAL, and folded into that if it is whole.
+    is_candidate = (stops - starts > 1) & (flags[starts] & _PARTIAL == 0)
+    frames = table.column("frame")
+    is_made = np.zeros(len(keys), dtype=np.bool_)
+    keep = np.ones(len(keys), dtype=np.bool_)
+    made: list[bytes] = []
+    for start, stop in zip(
+        starts[is_candidate].tolist(), stops[is_candidate].tolist(), strict=True
+    ):
+        result = folded(frames.slice(start, stop - start).to_pylist(), layouts)
+        at = stop - len(result)
+        if at > start:
+            keep[start:at] = False
+            is_made[at] = True
+            made.append(result[0])
+    if not made:
         return table
-    return table.take(pa.array(order[keep]))
+    flags[is_made] = _HAS_AFTER
+    frames = pc.replace_with_mask(frames, pa.array(is_made), pa.array(made, pa.binary()))
+    for name, column in (("flags", pa.array(flags)), ("frame", frames)):
+        table = table.set_column(
+            table.schema.get_field_index(name), table.schema.field(name), column
+        )
+    return table.filter(pa.array(keep))
 
 
 def _in_keys(table: Any, order: Indices, begins: Mask) -> tuple[Indices, Mask]:

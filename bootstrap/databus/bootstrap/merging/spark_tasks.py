@@ -5,19 +5,20 @@ folders and on S3, through ``pyarrow.fs``: the s3a file system of Hadoop comes a
 and ``pyarrow.fs`` is on every worker that PySpark can run Python on.  Changes pass from the JVM to
 Python as Arrow batches; the rows of the old run never enter the JVM.
 
-This module is shipped by value: it imports nothing of this package but ``bucket_merge``, which is
-shipped with it, and workers need none.  Everything else that a function uses is an argument, or
-imported inside of it.
+This module is shipped by value: it imports nothing of this package but ``bucket_merge`` and
+``partial_rows``, which are shipped with it, and workers need none.  Everything else that a
+function uses is an argument, or imported inside of it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from databus.bootstrap.merging.bucket_merge import HASH_BITS, bucket_range, merged, places, within
+from databus.bootstrap.merging.partial_rows import Layouts
 
 Batches = Callable[[Iterator[Any]], Iterator[Any]]
 
@@ -75,11 +76,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Output:
-    """How files are written."""
+    """How files are written, and the layouts by which PARTIAL rows are folded."""
 
     prefix: str
     options: Mapping[str, Any]
     group_bytes: int
+    layouts: Layouts = field(default_factory=dict)
 
 
 def reader(
@@ -231,7 +233,7 @@ def merge_bucket(
     if old and not found:
         yield "", task.bucket
         return
-    rows = merged([*old, *found], base=base, cut=task.cut)
+    rows = merged([*old, *found], base=base, cut=task.cut, layouts=output.layouts)
     yield from _write(files, rows, task, output)
 
 
