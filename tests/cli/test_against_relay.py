@@ -30,7 +30,7 @@ SCRIPT = [
 # The third transaction's update of a key is a delete and an insert.
 OPS = ["c", "c", "c", "u", "d", "c", "d"]
 PARTS = 40  # rows that were there before the relay
-IDLE = ("--until-idle", "500ms")
+IDLE = ("--until-idle", "1s")
 
 
 @pytest.fixture(scope="module")

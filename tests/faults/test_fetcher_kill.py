@@ -70,7 +70,7 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     with RelayProcess(path) as relay:
         relay.ready()
         # A chunk that is read before every key is inserted rightly holds fewer rows.
-        eventually_sync(lambda: relay.state("gen")["max"]["scn"] >= KEYS_INSERTED_SCN, 60)
+        eventually_sync(lambda: relay.newest_scn("gen") >= KEYS_INSERTED_SCN, 60)
         request = {
             "sources": ["gen.*"],
             "chunk_rows": CHUNK_ROWS,
@@ -95,7 +95,7 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
             assert len(unrecorded) <= CHUNK_ROWS, (number, sorted(unrecorded))
 
         def done() -> bool:
-            return bool(relay.state("gen")["max"]["scn"] >= 4000)
+            return relay.newest_scn("gen") >= 4000
 
         eventually_sync(done, 90)
 

@@ -126,10 +126,13 @@ async def test_damage_to_one_databases_files_is_named_and_leaves_the_others_alon
         return {each["name"]: each for each in document["databases"]}
 
     async with LocalRelay(config, pace=QUICK) as relay:
-        await eventually(
-            lambda: all(relay.fetchers[name].intake is not None for name in OTHERS), 60
-        )
-        before = {name: (await by_name("/v1/databases"))[name]["max"]["scn"] for name in OTHERS}
+
+        async def have_begun() -> dict[str, int]:
+            now = await by_name("/v1/databases")
+            begun = {name: now[name]["max"]["scn"] for name in OTHERS if "max" in now[name]}
+            return begun if len(begun) == len(OTHERS) else {}
+
+        before = await eventually(have_begun, 60)
 
         async def others_stream() -> bool:
             now = await by_name("/v1/databases")
@@ -146,7 +149,7 @@ async def test_damage_to_one_databases_files_is_named_and_leaves_the_others_alon
         async def is_named() -> bool:
             hurt = (await by_name("/v1/status"))["hurt"]
             if continues:
-                return bool(hurt["state"] == "streaming" and hurt["max"]["scn"] > 0)
+                return bool(hurt["state"] == "streaming" and hurt.get("max", {}).get("scn", 0) > 0)
             assert "/hurt/" in hurt["fetcher"]["error"]["detail"], hurt
             return bool(hurt["state"] == "failed")
 

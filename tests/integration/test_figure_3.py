@@ -175,10 +175,13 @@ class History:
         self._newest_id = max(self._newest_id, newest or 0)
 
         def is_there() -> bool:
-            newest = position(self.relay()["max"])
-            if newest.scn < self._newest_id:
+            newest = self.relay().get("max")
+            if newest is None or newest["scn"] < self._newest_id:
                 return False
-            return not self._has_log or position(self.bootstrap()["max"]) >= newest
+            if not self._has_log:
+                return True
+            stored = self.bootstrap().get("max")
+            return stored is not None and position(stored) >= position(newest)
 
         eventually_sync(is_there, 30.0, "relay and log have caught up")
 

@@ -98,6 +98,7 @@ def test_after_a_purged_binlog_only_true_differences_are_emitted_deletions_inclu
     (tmp_path / "relay" / "shop").rename(tmp_path / "before")
     relay.start()
     relay.wait_ready(f"{system.relay_url}/readyz")
+    wait_for(lambda: "max" in get(f"{system.relay_url}/v1/shop/sources"), "the new ring has begun")
     before = get(f"{system.relay_url}/v1/shop/sources")["max"]
     bootstrap.start()
     wait_for(lambda: bool(database_of(system).get("gaps")), "the gap is recorded")

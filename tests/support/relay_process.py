@@ -98,6 +98,10 @@ class RelayProcess:
         found: dict[str, Any] = next(d for d in documents if d["name"] == database)
         return found
 
+    def newest_scn(self, database: str) -> int:
+        """Where its ring ends; 0 while the ring has nothing."""
+        return int(self.state(database).get("max", {}).get("scn", 0))
+
     def get(self, path: str) -> Any:
         """The JSON at a path."""
         with urllib.request.urlopen(self.url + path, timeout=20 * PATIENCE) as answer:

@@ -1,9 +1,8 @@
-"""Data folders of MariaDB and MySQL, which a test process creates once and then copies.
+"""Data folders of the tests' servers: in memory where there is enough of it.
 
-Not those of PostgreSQL: a copy has the system identifier of its original.
-
-They lie in memory where there is enough of it: both servers sync their files at each change of a
-definition, whatever their settings are.
+MariaDB and MySQL sync their files at each change of a definition, whatever their settings are.
+Their folders are created once in a test process and then copied.  Not those of PostgreSQL: a copy
+has the system identifier of its original.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from unittest.mock import patch
 
 import psutil
 
-from databus.cli.demo.private_servers import MariaDBServer
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 
 _MEMORY = Path("/dev/shm")
@@ -37,10 +36,17 @@ def copied_data_folders(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as patched:
         memory = patched.enter_context(_memory())
+        create = PostgresServer._initialise
+
+        def initialise_postgres(server: PostgresServer) -> None:
+            _link(server, memory)
+            create(server)
+
+        patched.enter_context(patch.object(PostgresServer, "_initialise", initialise_postgres))
         for server, program in ((MariaDBServer, _mariadb), (MySQLServer, _mysql)):
             initialise = _Initialise(folder / server.product, memory, server._initialise, program)
             patched.enter_context(patch.object(server, "_initialise", initialise.method()))
-        patched.enter_context(patch.object(MariaDBServer, "remove", _removing(MariaDBServer)))
+        patched.enter_context(patch.object(PrivateServer, "remove", _removing()))
         yield
 
 
@@ -56,17 +62,28 @@ def _memory() -> Iterator[Path | None]:
         if not psutil.pid_exists(int(left.name.split("-")[2])):  # It was killed.
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=_MEMORY))
+    folder.chmod(0o755)  # PostgreSQL may run under an account of its own.
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _removing(server_class: type[MariaDBServer]) -> Callable[[Any], None]:
-    """``remove``, which also deletes the data folder that is elsewhere."""
-    remove = server_class.remove
+def _link(server: PrivateServer, memory: Path | None) -> None:
+    """Have the data folder in memory, unless the server is to be durable."""
+    if memory is None or server.durable or server.data_dir.is_symlink():
+        return
+    data = tempfile.mkdtemp(dir=memory)
+    if server.account is not None:
+        shutil.chown(data, server.account)
+    server.data_dir.symlink_to(data)
 
-    def removed(server: Any) -> None:
+
+def _removing() -> Callable[[PrivateServer], None]:
+    """``remove``, which also deletes the data folder that is elsewhere."""
+    remove = PrivateServer.remove
+
+    def removed(server: PrivateServer) -> None:
         data = server.data_dir.resolve()
         remove(server)
         shutil.rmtree(data, ignore_errors=True)
@@ -105,9 +122,7 @@ class _Initialise:
 
     def _initialise(self, server: Any) -> None:
         program = self._program(server)
-        data = server.data_dir
-        if self._memory is not None and not server.durable and not data.is_symlink():
-            data.symlink_to(tempfile.mkdtemp(dir=self._memory))
+        _link(server, self._memory)
         template = self._templates.get(program)
         if template is not None:
             _copy(template, server.directory)

@@ -220,9 +220,9 @@ def test_an_error_of_s3_is_reported_with_what_to_do_about_s3_and_not_about_a_dis
 def test_an_answer_slower_than_the_time_out_is_an_error_and_not_the_end(
     tmp_path: Path, s3: S3Server
 ) -> None:
-    shop = OnS3(tmp_path / "slow", s3, request_timeout=0.5, attempts=1)
+    shop = OnS3(tmp_path / "slow", s3, request_timeout=2.0, attempts=1)
     shop.write()
-    s3.faults = Faults(slow=1.0, delay_s=1.0)
+    s3.faults = Faults(slow=1.0, delay_s=3.0)
     with pytest.raises(StoreError):
         segments.seal(shop.log, shop.store, 1)
     s3.faults = Faults()
