@@ -18,7 +18,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
 # Each process would compile the modules again without the files that Python keeps.
 unexport PYTHONDONTWRITEBYTECODE
-# What `make demo` needs beside Python and Java.
+# What `make demo` needs beside Python.
 SERVER_OF_sqlite :=
 SERVER_OF_mariadb := mariadb
 SERVER_OF_postgres := postgres
@@ -43,7 +43,7 @@ setup: ## Create .venv with the package, its extras and the tools; quick the sec
 .PHONY: setup-demo
 setup-demo:
 	@$(if $(filter sqlite mariadb postgres,$(DB)),,echo "make: DB=$(DB) is unknown; choose sqlite, postgres or mariadb" >&2; exit 2;)
-	@scripts/setup.sh java $(SERVER_OF_$(DB))
+	@scripts/setup.sh $(SERVER_OF_$(DB))
 	@scripts/compile.sh kernels
 
 .PHONY: setup-test

@@ -28,7 +28,8 @@ from benchmarks.fig_apply_cost import borrowed
 from benchmarks.harness import Report, Run, measure_in_turns, ratio, start
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.merging.applier import Applier, start_spark
+from databus.bootstrap.merging.applier import Applier
+from databus.bootstrap.merging.spark_merges import SparkMerges, start_spark
 from databus.bootstrap.runs.manifest import Store
 from databus.cli.demo.guardian import Guardian
 from databus.cli.demo.private_servers import free_port
@@ -120,7 +121,7 @@ def _prepare(folder: Path, parts: list[int], count: int, seed: int) -> None:
             case = _case_folder(folder, percent, count)
             shutil.rmtree(case, ignore_errors=True)
             store = _hour(case / "log" / "shop", count, percent / 100, seed)
-            Applier(borrowed(store, case / "merging" / "shop"), spark).apply()
+            Applier(borrowed(store, case / "merging" / "shop"), SparkMerges(spark)).apply()
             (case / "merging").rename(case / "delta")
     finally:
         spark.stop()

@@ -202,13 +202,14 @@ class Applying:
 
     def __init__(self, spark: Any, store: Store, work: Path, changes: int) -> None:
         from databus.bootstrap.merging.applier import Applier
+        from databus.bootstrap.merging.spark_merges import SparkMerges
 
         base = store.read().base
         assert base is not None
         self._base, self._changes = base, changes
         self._store = borrowed(store, work / "shop")
         self._log = HotLog(self._store.folder / "log")
-        self._applier = Applier(self._store, spark, grace_us=0)
+        self._applier = Applier(self._store, SparkMerges(spark), grace_us=0)
 
     def apply_s(self, round_number: int) -> float:
         """Seconds of one apply of so many changes."""
@@ -239,7 +240,7 @@ class Applying:
 
 def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes: int) -> None:
     """Measure applies beside each base, alternately, and then a rewrite of each."""
-    from databus.bootstrap.merging.applier import start_spark
+    from databus.bootstrap.merging.spark_merges import start_spark
 
     spark = start_spark("local[2]", "2g")
     try:

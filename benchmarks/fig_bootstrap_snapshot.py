@@ -21,7 +21,8 @@ from benchmarks.peer_runs import Debezium, peers_of
 from benchmarks.upstreams import MariaDB, Postgres, Upstream
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.merging.applier import Applier, start_spark
+from databus.bootstrap.merging.applier import Applier
+from databus.bootstrap.merging.spark_merges import SparkMerges, start_spark
 from databus.bootstrap.runs.manifest import Store
 from databus.common.checkpoint import ORIGIN
 from databus.relay.dumps.dump_records import DumpState, new_dump
@@ -74,7 +75,7 @@ def make_store(upstream: Upstream, folder: Path) -> Store:
     log.close()
     spark = start_spark("local[2]", "1g")
     try:
-        Applier(store, spark).apply()
+        Applier(store, SparkMerges(spark)).apply()
     finally:
         spark.stop()
     return store

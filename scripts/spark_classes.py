@@ -15,7 +15,7 @@ from pathlib import Path
 
 def main(archive: Path) -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable"
-    from databus.bootstrap.merging.applier import start_spark
+    from databus.bootstrap.merging.spark_merges import start_spark
 
     spark = start_spark("local[1]", "512m")
     with tempfile.TemporaryDirectory() as folder:

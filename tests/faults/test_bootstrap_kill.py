@@ -75,14 +75,24 @@ def take_up(log: HotLog, store: Store) -> None:
 
 def merge(folder: Path) -> None:
     """The applier, with Spark."""
-    from databus.bootstrap.merging.applier import Applier, start_spark
+    from databus.bootstrap.merging.applier import Applier
+    from databus.bootstrap.merging.spark_merges import SparkMerges, start_spark
 
     with scratch_folders.scratch_folder(folder.parent) as aside:
         spark = start_spark("local[1]", "512m", scratch=aside)
         kinds = {path.name.partition("-")[0] for path in aside.iterdir()}
         assert {"blockmgr", "spark"} <= kinds, "Spark's files lie there"
-        Applier(Store(folder), spark, grace_us=0).apply()
+        Applier(Store(folder), SparkMerges(spark), grace_us=0).apply()
         spark.stop()
+
+
+def merge_here(folder: Path) -> None:
+    """The applier without Java."""
+    from databus.bootstrap.merging.applier import Applier
+    from databus.bootstrap.merging.process_merges import ProcessMerges
+
+    with scratch_folders.scratch_folder(folder.parent) as aside:
+        Applier(Store(folder), ProcessMerges(aside), grace_us=0).apply()
 
 
 def replace(folder: Path) -> None:
@@ -103,7 +113,7 @@ def _merged(store: Store, plan: Merge) -> Run:
     return write_run(store, plan.kind, plan.inputs[0].start, plan.inputs[-1].stop, rows)
 
 
-ACTIONS = {"write": write, "merge": merge, "replace": replace}
+ACTIONS = {"write": write, "merge": merge, "merge_here": merge_here, "replace": replace}
 
 
 def run_child(action: str, folder: Path, step: str | None) -> int:
@@ -207,19 +217,21 @@ def test_replacing_runs_killed_at_any_step_leaves_old_or_new(tmp_path: Path, ste
     assert len(list(store.runs_folder.iterdir())) == 1, "orphans are swept"
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-def test_an_applier_killed_at_one_step_after_the_other_resumes_without_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", [pytest.param("merge", marks=pytest.mark.spark), "merge_here"])
+def test_an_applier_killed_at_one_step_after_the_other_resumes_without_loss(
+    tmp_path: Path, action: str
+) -> None:
     folder = tmp_path / "shop"
     write(folder)
     before: set[str] = set()
     for step in MERGE_STEPS:
-        assert run_child("merge", folder, step) == -signal.SIGKILL, f"{step} was never reached"
+        assert run_child(action, folder, step) == -signal.SIGKILL, f"{step} was never reached"
         assert_whole(folder)
         left = left_behind(folder)
         assert len(left) == 1 and not left & before, "it sweeps what the one before has left"
         before = left
-    assert run_child("merge", folder, None) == 0
+    assert run_child(action, folder, None) == 0
     assert left_behind(folder) == set()
     assert_whole(folder)
     store = Store(folder)

@@ -143,5 +143,6 @@ class Bootstrapped:
     def merge(self, spark: SparkSession, *, full: bool) -> int:
         """Have Spark merge the segments that there are; how many merges that took."""
         from databus.bootstrap.merging.applier import Applier
+        from databus.bootstrap.merging.spark_merges import SparkMerges
 
-        return len(Applier(self._writer.store, spark, grace_us=0).apply(full=full))
+        return len(Applier(self._writer.store, SparkMerges(spark), grace_us=0).apply(full=full))

@@ -98,7 +98,7 @@ class Storm:
 
     def use_spark(self) -> None:
         """Have Spark merge what the bootstrap stores."""
-        from databus.bootstrap.merging.applier import start_spark
+        from databus.bootstrap.merging.spark_merges import start_spark
 
         self._spark = start_spark("local[1]", "512m", scratch=self._folder)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from databus.bootstrap.merging.applier import start_spark
+from databus.bootstrap.merging.spark_merges import start_spark
 from tests.support.waiting import PATIENCE
 
 

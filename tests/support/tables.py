@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.merging.spark_merges import SparkMerges
 from databus.bootstrap.processes.bootstrap_processes import apply_round
 from databus.cli.demo.shop import TABLES, Rows, Shop
 from databus.client.tables.arrow_rows import RowDecoder
@@ -90,7 +91,7 @@ def merge(system: System, spark: Any, **changed: Any) -> None:
     section = config.load(system.config).bootstrap
     assert section is not None
     changed_section = section.model_copy(update=changed)
-    assert apply_round(changed_section, Stores(section).begun(), spark) == {}
+    assert apply_round(changed_section, Stores(section).begun(), SparkMerges(spark)) == {}
 
 
 def merge_all(system: System, spark: Any) -> None:

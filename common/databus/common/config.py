@@ -338,6 +338,11 @@ class BootstrapConfig(Section):
     `/changes?mode=all` and past states reach back this far.
     Example: run_grace = "1h" """
 
+    merge_with: Literal["auto", "spark", "process"] = "auto"
+    """What merges: `spark`, or `process`, the applier's own process, without Java and on one core.
+    `auto` is Spark, if Java is installed or `spark_master` names a cluster, and else `process`.
+    Example: merge_with = "process" """
+
     spark_master: str = "local[*]"
     """Master URL of Spark. Executors need PySpark, pyarrow and pandas.
     Example: spark_master = "spark://host:7077" """

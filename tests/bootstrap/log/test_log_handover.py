@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from databus.common.storage.bucket import open_bucket
 from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.bootstrap.runs.test_s3_store import merged
 
-NO_SPARK: Any = SimpleNamespace(newSession=lambda: None)
+NO_SPARK: Any = None
 """Replaces Spark: an applier that refuses does not come to it."""
 
 

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,10 +19,11 @@ from pyspark.sql import SparkSession
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging import applier as applier_module
-from databus.bootstrap.merging import run_planner
-from databus.bootstrap.merging.applier import Applier, start_spark
+from databus.bootstrap.merging import run_planner, spark_merges
+from databus.bootstrap.merging.applier import Applier
 from databus.bootstrap.merging.bucket_runs import WrittenFile
 from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.merging.spark_merges import SparkMerges, start_spark
 from databus.bootstrap.processes.bootstrap_processes import apply_round, run_applier
 from databus.bootstrap.reading.frame_ranges import (
     FrameRange,
@@ -94,7 +94,7 @@ def bench(store: Store, log: HotLog) -> Bench:
 def test_segments_become_a_base_and_a_delta_as_in_the_model(bench: Bench, spark: object) -> None:
     for _ in range(5):
         bench.segment()
-    records = Applier(bench.store, spark).apply()
+    records = Applier(bench.store, SparkMerges(spark)).apply()
     manifest = bench.store.read()
     assert [record["kind"] for record in records] == ["base", "delta"]
     assert manifest.base is not None
@@ -121,7 +121,7 @@ def test_a_round_ends_though_segments_come_as_fast_as_they_are_merged(
     monkeypatch.setattr(Applier, "_write", overtaken)
     bench.segment(2)
     for segments_then in (2, 3):
-        (record,) = Applier(bench.store, spark).apply()
+        (record,) = Applier(bench.store, SparkMerges(spark)).apply()
         manifest = bench.store.read()
         assert record["kind"] == "base" and len(manifest.chain) == segments_then
         assert manifest.snapshot == manifest.chain[-2].stop, "what came meanwhile is left"
@@ -133,7 +133,7 @@ def test_many_applies_give_what_one_compaction_of_everything_gives(
     """Tables grow from one file to many while they are merged."""
     monkeypatch.setattr(applier_module, "FILE_BYTES", 600)
     bench.history = History(11, keys=60)
-    applier = Applier(bench.store, spark, grace_us=0)
+    applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
     files = []
     for count in (2, 1, 3, 1):
         for _ in range(count):
@@ -153,7 +153,7 @@ def test_of_a_table_only_the_buckets_that_changed_are_written_and_of_others_noth
     bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(applier_module, "FILE_BYTES", 4000)
-    applier = Applier(bench.store, spark, grace_us=0)
+    applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
 
     def write(scn: int, source: int, keys: range) -> None:
         builder = WindowBuilder(scn, 1)
@@ -198,7 +198,7 @@ def test_row_groups_are_bounded_however_well_frames_compress(
         builder.event(Op.INSERT, 5, 1, b"%d" % number, after=bytes(2000))
     bench.log.append(builder.end("t"), 1)
     segments.seal(bench.log, bench.store, 1)
-    Applier(bench.store, spark).apply()
+    Applier(bench.store, SparkMerges(spark)).apply()
     for run in bench.store.read().runs:
         opened = bench.store.open_run(run)
         sizes = [
@@ -216,7 +216,7 @@ def test_large_runs_are_cut_into_buckets(
     monkeypatch.setattr(applier_module, "FILE_BYTES", 400)
     for _ in range(2):
         bench.segment(40)
-    applier = Applier(bench.store, spark, grace_us=0)
+    applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
     merged = applier._merge(Merge(bench.store.read().chain, RunKind.DELTA))
     run = bench.store.read().find(str(merged["run"]))
     assert run is not None
@@ -225,7 +225,7 @@ def test_large_runs_are_cut_into_buckets(
 
 
 def test_a_base_is_renewed_from_a_run_that_crosses_its_end(bench: Bench, spark: object) -> None:
-    applier = Applier(bench.store, spark, grace_us=0)
+    applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
     bench.segment()
     applier.apply()
     bench.segment()
@@ -241,7 +241,7 @@ def test_a_base_is_renewed_from_a_run_that_crosses_its_end(bench: Bench, spark: 
 
 
 def test_nothing_to_do_writes_nothing(bench: Bench, spark: object) -> None:
-    applier = Applier(bench.store, spark)
+    applier = Applier(bench.store, SparkMerges(spark))
     assert applier.apply() == []
     bench.segment()
     applier.apply()
@@ -256,7 +256,7 @@ def test_a_store_without_events_makes_an_empty_run(
     history = History(1)
     log.append(history.window(0) + history.window(0), 1)
     segments.seal(log, store, 1)
-    Applier(store, spark).apply()
+    Applier(store, SparkMerges(spark)).apply()
     base = store.read().base
     assert base is not None
     assert (base.files, base.start, base.stop) == ((), ORIGIN, history.position)
@@ -264,7 +264,7 @@ def test_a_store_without_events_makes_an_empty_run(
 
 def test_a_second_applier_is_refused(bench: Bench, spark: object) -> None:
     with bench.store.lease("applier"), pytest.raises(StoreBusy, match="is the applier of"):
-        Applier(bench.store, spark).apply()
+        Applier(bench.store, SparkMerges(spark)).apply()
 
 
 async def test_a_second_applier_waits_and_takes_over_when_the_first_is_killed(
@@ -276,8 +276,8 @@ async def test_a_second_applier_waits_and_takes_over_when_the_first_is_killed(
 ) -> None:
     bench.segment()
     before = bench.store.read()
-    retained = SimpleNamespace(newSession=spark.newSession, stop=lambda: None)
-    monkeypatch.setattr(applier_module, "start_spark", lambda *_, scratch: retained)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    monkeypatch.setattr(spark_merges, "start_spark", lambda *_, scratch: spark)
     code = (
         "import sys, pathlib\n"
         "from databus.bootstrap.runs.manifest import Store\n"
@@ -332,7 +332,7 @@ def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark
         else:
             path.write_bytes(damage)
         with pytest.raises(StoreError, match=f"merging .*{run.id}.* failed"):
-            Applier(bench.store, spark).apply()
+            Applier(bench.store, SparkMerges(spark)).apply()
         assert bench.store.read().runs == (run,)
         assert [one.name for one in bench.store.runs_folder.iterdir()] == [run.id]
     path.write_bytes(whole)
@@ -364,7 +364,7 @@ def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object)
     damaged[len(whole) * 2 // 3] ^= 0x10
     path.write_bytes(damaged)
     with pytest.raises(StoreError, match="failed"):
-        Applier(bench.store, spark).apply()
+        Applier(bench.store, SparkMerges(spark)).apply()
     path.write_bytes(whole)
 
 
@@ -391,7 +391,7 @@ def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue
     if where == "the shuffle":
         limit = 20_000
     else:
-        Applier(bench.store, spark).apply()
+        Applier(bench.store, SparkMerges(spark)).apply()
         builder = WindowBuilder(START.scn + 2, 1)
         builder.event(Op.UPDATE, 5, 1, b"7", after=b"new")
         bench.log.append(builder.end("u"), 1)
@@ -400,7 +400,7 @@ def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue
     stores, config = {"shop": bench.store}, BootstrapConfig(data_dir=bench.store.folder.parent)
     limit_files(limit)
     try:
-        errors = apply_round(config, stores, spark, report=lambda *_: None)
+        errors = apply_round(config, stores, SparkMerges(spark), report=lambda *_: None)
     finally:
         limit_files(resource.RLIM_INFINITY)
     assert "File too large" in errors["shop"].message
@@ -409,7 +409,7 @@ def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_continue
     assert bench.store.read().runs == before.runs
     assert set(bench.store.storage.run_ids()) == {run.id for run in before.runs}
     assert bench.store.check() == []
-    assert apply_round(config, stores, spark, report=lambda *_: None) == {}
+    assert apply_round(config, stores, SparkMerges(spark), report=lambda *_: None) == {}
     base = bench.store.read().base
     assert base is not None
     assert (base.rows, base.stop) == (200, bench.log.state().start)
@@ -450,13 +450,13 @@ def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other
     def report(name: str, record: object) -> None:
         reported.append(name)
 
-    errors = apply_round(config, stores, spark, report=report)
+    errors = apply_round(config, stores, SparkMerges(spark), report=report)
     assert list(errors) == ["people"] and torn.id in errors["people"].message
     assert sorted(reported) == ["orders", "stock"]
     assert applier_document(stores["people"].storage)["state"] == "failed"
     assert applier_document(stores["orders"].storage)["state"] == "idle"
     path.write_bytes(whole)
-    assert apply_round(config, stores, spark, report=report) == {}
+    assert apply_round(config, stores, SparkMerges(spark), report=report) == {}
     for bench, log in zip(benches, logs, strict=True):
         base = bench.store.read().base
         assert base is not None
@@ -465,7 +465,7 @@ def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other
 
 
 def test_retention_deletes_old_runs_that_the_base_has(bench: Bench, spark: object) -> None:
-    applier = Applier(bench.store, spark, retention_bytes=1, grace_us=0)
+    applier = Applier(bench.store, SparkMerges(spark), retention_bytes=1, grace_us=0)
     for _ in range(3):
         bench.segment()
         applier.apply()
@@ -484,7 +484,8 @@ def test_retention_by_time_drops_runs_that_were_committed_before_it(
         bench.segment()
     chain = bench.store.read().chain
     now_us = chain[0].newest_us + kept_us
-    applier = Applier(bench.store, spark, retention_us=kept_us, grace_us=0, now_us=lambda: now_us)
+    merges = SparkMerges(spark)
+    applier = Applier(bench.store, merges, retention_us=kept_us, grace_us=0, now_us=lambda: now_us)
     applier.apply()
     assert bench.store.read().chain == chain, "the oldest is just young enough"
     now_us += 1
@@ -504,7 +505,7 @@ def test_changes_times_and_states_are_read_from_runs_that_spark_wrote(
 ) -> None:
     for _ in range(5):
         bench.segment()
-    applier = Applier(bench.store, spark, grace_us=0)
+    applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
     applier.apply()
     merged = bench.history.position
     assert [run.kind for run in bench.store.read().runs] == [RunKind.BASE, RunKind.DELTA]

@@ -139,7 +139,7 @@ async def test_writer_server_and_applier_run_together_and_end_together(
 START_SPARK = """
 import sys, tempfile
 from pathlib import Path
-from databus.bootstrap.merging.applier import start_spark
+from databus.bootstrap.merging.spark_merges import start_spark
 start_spark("local[1]", "512m", scratch=Path(sys.argv[1]))
 """
 
@@ -308,7 +308,7 @@ def test_a_configuration_without_the_section_is_refused() -> None:
 def test_the_applier_retains_what_the_configuration_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from databus.bootstrap.merging import applier
+    from databus.bootstrap.merging import applier, spark_merges
 
     (tmp_path / "shop" / "log").mkdir(parents=True)
     (tmp_path / "shop" / "log" / "data.mdb").touch()
@@ -321,8 +321,8 @@ def test_the_applier_retains_what_the_configuration_sets(
             return []
 
     monkeypatch.setattr(applier, "Applier", Noting)
-    session = SimpleNamespace(stop=lambda: None, newSession=lambda: None)
-    monkeypatch.setattr(applier, "start_spark", lambda *_, scratch: session)
+    session = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr(spark_merges, "start_spark", lambda *_, scratch: session)
     run_applier(BootstrapConfig(data_dir=tmp_path, retention_bytes=1 << 30, run_grace=2.0))
     bounds = {"retention_time": 60.0, "retention_scns": 7}
     run_applier(BootstrapConfig.model_validate({"data_dir": tmp_path, **bounds}))
@@ -335,7 +335,7 @@ def test_the_applier_retains_what_the_configuration_sets(
 def test_an_applier_of_many_rounds_outlives_a_store_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from databus.bootstrap.merging import applier
+    from databus.bootstrap.merging import spark_merges
 
     away = BucketError("s3://lake: SlowDown")
     answers: list[Exception] = [away, OSError(errno.EMFILE, "Too many open files")]
@@ -347,7 +347,7 @@ def test_an_applier_of_many_rounds_outlives_a_store_that_is_away(
         raise answers.pop(0) if answers else NextRound
 
     session = SimpleNamespace(stop=lambda: None)
-    monkeypatch.setattr(applier, "start_spark", lambda *_, scratch: session)
+    monkeypatch.setattr(spark_merges, "start_spark", lambda *_, scratch: session)
     monkeypatch.setattr(Stores, "begun", begun)
     config = BootstrapConfig(data_dir=tmp_path)
     with pytest.raises(NextRound):

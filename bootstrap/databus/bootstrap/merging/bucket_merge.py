@@ -5,8 +5,9 @@ Rows of a clustered file ascend by (hash, not a TRUNCATE, key, scn, seq).  A TRU
 order a bucket is a contiguous range of rows, and two halves of a bucket are two buckets: a file is
 split, or read in part, without sorting.
 
-Spark's workers need not have this package: ``applier`` ships the module by value.  So its functions
-use numpy, pyarrow, ``partial_rows``, which is shipped with it, and constants of this module alone.
+Spark's workers need not have this package: ``spark_merges`` ships the module by value.
+So its functions use numpy, pyarrow, ``partial_rows``, which is shipped with it, and constants of
+this module alone.
 """
 
 from __future__ import annotations

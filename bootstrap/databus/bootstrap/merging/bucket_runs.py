@@ -1,6 +1,6 @@
 """From a plan of buckets to a run: what tasks read of a store, and what becomes of their files.
 
-``applier`` has the tasks done by Spark; nothing here depends on it.
+``spark_merges`` and ``process_merges`` do the tasks; nothing here depends on Spark.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from databus.bootstrap.merging.bucket_tasks import BucketPlan
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind, describe, in_order
-from databus.common.checkpoint import ORIGIN
+from databus.bootstrap.runs.s3_storage import S3Storage
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import StoreError
 from databus.common.frame.frame_format import FIRST_CONTROL_OP
+from databus.common.private import UMASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,38 @@ def plain_bytes(store: Store, merge: Merge) -> Mapping[int, int]:
         finally:
             opened.close()
     return found
+
+
+def plain_files(store: Store, merge: Merge) -> list[tuple[list[str], Position]]:
+    """Paths of files that are not clustered, and the position after which their rows count."""
+    first = merge.inputs[0]
+    found: list[tuple[list[str], Position]] = []
+    for is_base in (True, False):
+        after = first.stop if first.kind is RunKind.BASE and not is_base else ORIGIN
+        paths = [
+            store.files(run).location(file.name)
+            for run in merge.inputs
+            if not run.is_clustered and (run.kind is RunKind.BASE) is is_base
+            for file in run.files
+            if file.last > after
+        ]
+        if paths:
+            found.append((paths, after))
+    return found
+
+
+def place_of(store: Store) -> spark_tasks.Place:
+    """Where the files of a store lie.
+
+    Raises:
+        StoreError: in none of the places that tasks can reach.
+    """
+    storage = store.storage
+    if storage.folder is not None:
+        return spark_tasks.Place(None, UMASK)
+    if not isinstance(storage, S3Storage):
+        raise StoreError(f"{store.url} is neither a folder nor on S3")
+    return spark_tasks.Place(storage.bucket.settings, UMASK)
 
 
 def worker_tasks(store: Store, plan: BucketPlan, workers: int) -> list[list[spark_tasks.Task]]:

@@ -4,8 +4,8 @@ PostgreSQL does not log a large value that an update leaves alone, so the frame 
 lacks that column.  A row is Avro binary without a container: its fields lie back to back.  So the
 whole row is made of fields of both, and no value is decoded.
 
-Spark's workers need not have this package: ``applier`` ships the module by value.  So its functions
-use constants of this module alone.
+Spark's workers need not have this package: ``spark_merges`` ships the module by value.
+So its functions use constants of this module alone.
 """
 
 from __future__ import annotations

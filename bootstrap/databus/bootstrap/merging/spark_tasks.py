@@ -1,4 +1,5 @@
-"""What Spark's Python workers run: they merge buckets, and read stores on S3.
+"""Does the tasks of merges: on Spark's Python workers, which also read stores on S3, or without
+Spark (``process_merges``).
 
 The JVM reads segments from folders, and shuffles.  Clustered files are read and written here, in
 folders and on S3, through ``pyarrow.fs``: the s3a file system of Hadoop comes as jars from Maven,
@@ -97,36 +98,41 @@ def reader(
     """
 
     def read(ids: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
         files = place.filesystem()
-        scn, seq = after
         for batch in ids:
             for index in batch.column(0).to_pylist():
-                with (
-                    files.open_input_file(paths[index]) as source,
-                    pq.ParquetFile(
-                        source, pre_buffer=True, page_checksum_verification=True
-                    ) as file,
-                ):
-                    for number in range(file.metadata.num_row_groups):
-                        bounds = file.metadata.row_group(number).column(0).statistics
-                        if bounds is not None and bounds.has_min_max and bounds.max < scn:
-                            continue
-                        table = file.read_row_group(number, columns=list(names))
-                        wanted = pc.less(table["op"], pa.scalar(first_control_op, pa.int32()))
-                        later = pc.or_(
-                            pc.greater(table["scn"], scn),
-                            pc.and_(pc.equal(table["scn"], scn), pc.greater(table["seq"], seq)),
-                        )
-                        table = table.filter(pc.and_(wanted, later))
-                        mean = max(1, table.nbytes // max(1, table.num_rows))
-                        rows = max(1, min(BATCH_ROWS, BATCH_BYTES // mean))
-                        yield from table.to_batches(max_chunksize=rows)
+                yield from rows_of(files, paths[index], names, after, first_control_op)
 
     return read
+
+
+def rows_of(
+    files: Any, path: str, names: Sequence[str], after: tuple[int, int], first_control_op: int
+) -> Iterator[Any]:
+    """The rows of one file after a position, as batches, without control frames."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    scn, seq = after
+    with (
+        files.open_input_file(path) as source,
+        pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as file,
+    ):
+        for number in range(file.metadata.num_row_groups):
+            bounds = file.metadata.row_group(number).column(0).statistics
+            if bounds is not None and bounds.has_min_max and bounds.max < scn:
+                continue
+            table = file.read_row_group(number, columns=list(names))
+            wanted = pc.less(table["op"], pa.scalar(first_control_op, pa.int32()))
+            later = pc.or_(
+                pc.greater(table["scn"], scn),
+                pc.and_(pc.equal(table["scn"], scn), pc.greater(table["seq"], seq)),
+            )
+            table = table.filter(pc.and_(wanted, later))
+            mean = max(1, table.nbytes // max(1, table.num_rows))
+            rows = max(1, min(BATCH_ROWS, BATCH_BYTES // mean))
+            yield from table.to_batches(max_chunksize=rows)
 
 
 def merger(
@@ -152,7 +158,7 @@ def merger(
         context = TaskContext.get()
         changes = Changes(batches if has_changes else iter(()))
         for task in workers[context.partitionId() if context else 0]:
-            found = list(merge_bucket(files, task, changes.of(task), output, base=base))
+            found = list(merge_bucket(files, task, [changes.of(task)], output, base=base))
             yield pa.RecordBatch.from_pydict(
                 {
                     "task": pa.array([task.number] * len(found), pa.int64()),
@@ -220,7 +226,7 @@ class Changes:
 
 
 def merge_bucket(
-    files: Any, task: Task, changes: Iterator[Any], output: Output, *, base: bool
+    files: Any, task: Task, changes: Sequence[Iterator[Any]], output: Output, *, base: bool
 ) -> Iterator[tuple[str, str]]:
     """Merge one bucket; yields names and buckets of the files that were written.
 
@@ -228,7 +234,7 @@ def merge_bucket(
     """
     inputs = [_read(files, file, task.bucket) for file in task.files if not file.is_taken]
     old = [_read(files, file, task.bucket) for file in task.files if file.is_taken]
-    started = [_started(one) for one in [changes, *inputs]]
+    started = [_started(one) for one in [*changes, *inputs]]
     found = [one for one in started if one is not None]
     if old and not found:
         yield "", task.bucket

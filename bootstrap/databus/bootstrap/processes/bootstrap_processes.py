@@ -1,7 +1,7 @@
 """The processes of the bootstrap room: log writer, server, applier, or the three together.
 
-Writer and server share one process by default; the applier is their child, because it starts a
-Java machine.  Each can also run alone.
+Writer and server share one process by default; the applier is their child, because it needs
+memory of its own and may start a Java machine.  Each can also run alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
@@ -36,6 +37,9 @@ from databus.common.errors import ConfigError, DatabusError
 from databus.common.http.admission import Admission
 from databus.common.http.listening_socket import listening_socket
 from databus.common.processes.server_log import log_to_stderr
+
+if TYPE_CHECKING:
+    from databus.bootstrap.merging.applier import Merges
 
 _LOG = logging.getLogger("databus.bootstrap")
 
@@ -202,7 +206,7 @@ def run_applier(
     full: bool = False,
     report: Report = log_merge,
 ) -> None:
-    """The applier: one round, or with ``every_s`` round after round with a warm session.
+    """The applier: one round, or with ``every_s`` round after round, with one session of Spark.
 
     Databases are merged at the same time, and one that fails does not stop the others: its error
     (the first, if there are more) is raised when all are done, or logged with ``every_s``.  The
@@ -210,42 +214,65 @@ def run_applier(
     ``report`` is called after each merge.  With ``full`` every base is rewritten.
 
     Raises:
-        MissingDependency: there is no Java.
+        MissingDependency: the configuration requires Spark, and there is no Java.
         StoreBusy: another applier is running (one round; otherwise it waits for the other to end).
     """
-    # Spark is imported only where it is used: it takes a second.
-    from databus.bootstrap.merging.applier import start_spark
-
     section = bootstrap_config(config)
     stores = Stores(section)
-    with scratch_folder(section.data_dir) as scratch:
-        spark = start_spark(section.spark_master, section.spark_driver_memory, scratch=scratch)
-        try:
-            while True:
-                began_s = time.monotonic()
-                try:
-                    begun = stores.begun()
-                except (DatabusError, OSError) as refused:
-                    if every_s is None:
-                        raise
-                    _LOG.warning("apply: %s", refused)
-                    begun = {}
-                errors = apply_round(section, begun, spark, full=full, report=report)
-                for name, error in errors.items():
-                    _LOG.warning("apply of %s: %s", name, error.message)
-                if every_s is None and errors:
-                    raise next(iter(errors.values()))
+    with scratch_folder(section.data_dir) as scratch, _merges(section, scratch) as merges:
+        while True:
+            began_s = time.monotonic()
+            try:
+                begun = stores.begun()
+            except (DatabusError, OSError) as refused:
                 if every_s is None:
-                    return
-                time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
-        finally:
-            spark.stop()
+                    raise
+                _LOG.warning("apply: %s", refused)
+                begun = {}
+            errors = apply_round(section, begun, merges, full=full, report=report)
+            for name, error in errors.items():
+                _LOG.warning("apply of %s: %s", name, error.message)
+            if every_s is None and errors:
+                raise next(iter(errors.values()))
+            if every_s is None:
+                return
+            time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
+
+
+@contextlib.contextmanager
+def _merges(section: BootstrapConfig, scratch: Path) -> Iterator[Merges]:
+    """What does the tasks of merges, as configured: Spark, or this process."""
+    # Imported only where they are used: Spark takes a second, pyarrow a part of one.
+    from databus.bootstrap.merging.process_merges import ProcessMerges, has_java
+
+    is_chosen = section.merge_with == "process"
+    is_local = section.spark_master.startswith("local")
+    if is_chosen or (section.merge_with == "auto" and is_local and not has_java()):
+        if is_chosen:
+            _LOG.info('the applier merges in its own process: merge_with = "process"')
+        else:
+            _LOG.warning(
+                "there is no Java: the applier merges in its own process, on one core. For Spark, "
+                "install Java 17 or newer (on Debian: apt install openjdk-17-jre-headless); or "
+                'set merge_with = "process" in [bootstrap]'
+            )
+        yield ProcessMerges(scratch)
+        return
+    from databus.bootstrap.merging import spark_merges
+
+    spark = spark_merges.start_spark(
+        section.spark_master, section.spark_driver_memory, scratch=scratch
+    )
+    try:
+        yield spark_merges.SparkMerges(spark)
+    finally:
+        spark.stop()
 
 
 def apply_round(
     config: BootstrapConfig,
     stores: Mapping[str, Store],
-    spark: Any,
+    merges: Merges,
     *,
     full: bool = False,
     report: Report = log_merge,
@@ -258,7 +285,7 @@ def apply_round(
     def apply(name: str) -> DatabusError | None:
         applier = Applier(
             stores[name],
-            spark,
+            merges,
             name=name,
             retention_bytes=config.retention_bytes,
             retention_us=int(config.retention_time * 10**6) or None,

@@ -28,7 +28,7 @@ def bootstrap(
             metavar="all|writer|server", help="Run only the log writer or only the server."
         ),
     ] = "all",
-    apply: Annotated[bool, typer.Option(help="Run the Spark applier every `apply_every`.")] = True,
+    apply: Annotated[bool, typer.Option(help="Run the applier every `apply_every`.")] = True,
     log_format: LogFormat = "text",
 ) -> None:
     """Run a bootstrap server: log writer, HTTP server and, every `apply_every`, the applier.
@@ -76,7 +76,9 @@ def apply(
     ] = None,
     log_format: LogFormat = "text",
 ) -> None:
-    """Merge the bootstrap server's log into its snapshot with Spark.
+    """Merge the bootstrap server's log into its snapshot, with Spark or without Java.
+
+    `merge_with` in `[bootstrap]` chooses; by default Spark merges where Java is installed.
 
     Examples:
 

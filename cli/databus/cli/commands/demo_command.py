@@ -27,10 +27,10 @@ def demo(
 ) -> None:
     """Show the whole system at work on a small shop, and compare the results.
 
-    A workload changes a database. Relay, log writer, Spark applier, bootstrap server and two
-    consumers run beside it. One consumer sleeps until the relay no longer has its position. At
-    the end the command compares each consumer's tables with the source, row by row. The exit code
-    is 0 if all are equal, and 4 if not.
+    A workload changes a database. Relay, log writer, applier, bootstrap server and two consumers
+    run beside it. Without Java, the applier merges without Spark. One consumer sleeps until the
+    relay no longer has its position. At the end the command compares each consumer's tables with
+    the source, row by row. The exit code is 0 if all are equal, and 4 if not.
 
     Examples:
 

@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from databus.bootstrap.merging.process_merges import has_java
 from databus.cli.console.http_client import call
 from databus.cli.demo import shop as shops
 from databus.cli.demo.demo_consumer import ShopMirror
@@ -149,7 +150,10 @@ class Demo:
                 apply_every=max(3.0, self._duration_s / 15),
             )
         )
-        self._say("relay, log writer, Spark applier and bootstrap server, each its own process")
+        self._say("relay, log writer, applier and bootstrap server, each its own process")
+        self._say(
+            "the applier merges " + ("with Spark" if has_java() else "without Spark: no Java")
+        )
         processes.start("relay", "relay", "-c", config)
         await self._wait_for(f"{self._relay_url}/readyz", processes)
         processes.start("bootstrap", "bootstrap", "-c", config)

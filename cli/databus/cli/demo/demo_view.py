@@ -72,7 +72,7 @@ def draw(picture: Picture) -> RenderableType:
     table.add_row(
         "snapshot",
         scale.span(snapshot, "magenta"),
-        f"up to {picture.snapshot_scn:,} (Spark)" if picture.snapshot_scn else "not yet",
+        f"up to {picture.snapshot_scn:,}" if picture.snapshot_scn else "not yet",
     )
     for consumer in picture.consumers:
         colour = _MODE_COLOURS.get(consumer.mode, "white")
