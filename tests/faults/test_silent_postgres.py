@@ -69,17 +69,26 @@ async def test_a_stream_that_hangs_is_given_up_and_restarts(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_quiet_server_is_probed_and_not_given_up(db: FreshDatabase) -> None:
+async def test_a_quiet_server_is_probed_and_not_given_up(
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_stream, "_KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(slot_stream, "_QUIET_S", 0.2)
+    send_status, asked = ReplicationConnection.send_status, []
+
+    def noting(connection: ReplicationConnection, *positions: int, is_answered: bool) -> None:
+        asked.append(is_answered)
+        send_status(connection, *positions, is_answered=is_answered)
+
+    monkeypatch.setattr(ReplicationConnection, "send_status", noting)
     db.execute(f"ALTER DATABASE {db.name} SET wal_sender_timeout = 0")  # No keepalive of its own.
     async with opened_on(db) as (source, start):
         async with contextlib.aclosing(source.stream(start)) as batches:
-            was_silent = False
             async for _ in batches:
                 assert source._stream is not None
                 silent_s = source._stream._connection.silent_s
-                if was_silent and silent_s < slot_stream._REQUEST_REPLY_AFTER_S:
-                    return  # It has answered.
-                was_silent |= silent_s >= slot_stream._REQUEST_REPLY_AFTER_S
+                if any(asked) and silent_s < slot_stream._REQUEST_REPLY_AFTER_S:
+                    return  # It has answered: only its bytes end the silence.
 
 
 async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_not(
@@ -184,11 +193,11 @@ async def test_a_process_that_is_stopped_while_it_works_is_named_and_given_up(
 async def test_a_statement_that_takes_long_is_waited_for(
     postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replication_connection, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(replication_connection, "_ANSWER_S", 0.5)
     session = ReplicationConnection(read_settings(config_of(postgres_database)))
     await session.connect()
     try:
-        rows = await session.query("SELECT 1 FROM pg_sleep(4)")
+        rows = await session.query("SELECT 1 FROM pg_sleep(2)")
         assert rows == [(b"1",)]
     finally:
         session.close()
