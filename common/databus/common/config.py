@@ -279,6 +279,17 @@ class BootstrapConfig(Section):
     """Largest number of open connections.
     Example: max_connections = 5000 """
 
+    max_readers: int = Field(default=100, ge=1)
+    """Largest number of `/bootstrap`, `/changes` and `/snapshot` answers at once. A further one
+    gets 429 with `Retry-After`, and the client library waits for that time. Each reader needs five
+    of the open files that the system allows (`ulimit -n`); there are fewer readers if it allows
+    fewer.
+    Example: max_readers = 300 """
+
+    read_threads: int = Field(default=8, ge=1, le=1024)
+    """Threads that read the store for these answers. The log writer has others.
+    Example: read_threads = 16 """
+
     data_dir: Path = Path("var/bootstrap")
     """Folder of the hot log, and of the runs where `store` is empty. A relative path starts at
     the configuration file.

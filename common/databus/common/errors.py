@@ -132,12 +132,15 @@ class Forbidden(DatabusError):
 
 
 class TooManyRequests(DatabusError):
-    """The caller has reached one of its limits."""
+    """The caller has reached one of its limits, or the server has as many readers as it may."""
 
     code = "too_many_requests"
     status = 429
     retry = True
-    hint = "Try again after the seconds in Retry-After; [auth] has the limits of each caller."
+    hint = (
+        "Try again after the seconds in Retry-After; [auth] has the limits of each caller, "
+        "max_readers in [bootstrap] that of readers."
+    )
 
 
 class ForeignHost(DatabusError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,10 @@ from databus.bootstrap.reading.answer_sender import CHECKPOINT_BYTES, answer
 from databus.bootstrap.reading.bootstrap_stream import PIECE_BYTES, BootstrapStream
 from databus.bootstrap.reading.frame_ranges import FrameRange, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
+from databus.bootstrap.reading.read_pool import ReadPool
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase, is_origin
+from databus.bootstrap.runs.open_readers import EVERY_S
+from databus.bootstrap.runs.open_run import FileSlot
 from databus.bootstrap.runs.parquet_runs import RunFile
 from databus.common.access.listener_tls import server_tls
 from databus.common.access_config import HttpConfig
@@ -52,6 +55,7 @@ from databus.common.http.http_application import (
     query_of,
     serve,
 )
+from databus.common.http.http_connections import lost
 from databus.common.http.json_rendering import Renderer
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
@@ -78,6 +82,7 @@ class BootstrapServer:
         self._stores = Stores(config)
         self.started_s = time.time()
         self._databases: dict[str, StoredDatabase] = {}
+        self.reads = ReadPool(config.max_readers, config.read_threads)
         self.registry = CollectorRegistry()
         self.registry.register(BootstrapCollector(self.databases))
 
@@ -197,6 +202,11 @@ class BootstrapServer:
                 "now_us": time.time_ns() // 1000,
                 "uptime_s": round(time.time() - self.started_s, 3),
                 "relays": [str(relay) for relay in self.config.relays],
+                "readers": {
+                    "open": self.reads.readers,
+                    "most": self.reads.most,
+                    "refused": self.reads.refused,
+                },
                 "databases": found,
             }
         )
@@ -208,23 +218,28 @@ class BootstrapServer:
         query = query_of(request)
         parsed = parse_bootstrap_request(query, request.headers, database.name)
         parsed = replace(parsed, filter=granted(request).narrow(parsed.filter))
-        stream = await self._open(database, parsed)
         form = make_format(parsed.format, Renderer(database.name, database.schema_of))
-        return await answer(request, database, stream, form, parsed.max_bytes)
+        with self.reads.reader():
+            stream = await self._open(request, database, parsed)
+            return await answer(request, database, stream, form, self.reads, parsed.max_bytes)
 
     async def answer_changes(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/changes"""
         database = self._database(request)
         refuse_relays_filters(request.query)
         query = query_of(request)
-        return await self._range(request, database, parse_changes_request(query, request.headers))
+        parsed = parse_changes_request(query, request.headers)
+        with self.reads.reader():
+            return await self._range(request, database, parsed)
 
     async def answer_snapshot(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/snapshot"""
         database = self._database(request)
         refuse_relays_filters(request.query)
         query = query_of(request)
-        return await self._range(request, database, parse_snapshot_request(query, request.headers))
+        parsed = parse_snapshot_request(query, request.headers)
+        with self.reads.reader():
+            return await self._range(request, database, parsed)
 
     async def _range(
         self, request: web.Request, database: StoredDatabase, parsed: RangeRequest
@@ -232,9 +247,12 @@ class BootstrapServer:
         parsed = replace(parsed, filter=granted(request).narrow(parsed.filter))
         names = database.require_sources(parsed.filter.sources, parsed.filter.granted)
         to_the_end = parsed.content is RangeContent.NET and parsed.until is None
+        gone = lost(request)
         points = [
-            await asyncio.to_thread(database.resolved, parsed.since, exact=not to_the_end),
-            await asyncio.to_thread(database.resolved, parsed.until, exact=True),
+            await self.reads.until_gone(gone, database.resolved, point, exact, _slot_of(gone))
+            if isinstance(point, AtTime)
+            else point
+            for point, exact in ((parsed.since, not to_the_end), (parsed.until, True))
         ]
         # "Everything at an scn" exists as soon as anything at it does.
         ahead = max((Position(p.scn, p.seq % SEQ_END) for p in points if p), default=ORIGIN)
@@ -252,15 +270,20 @@ class BootstrapServer:
             log_gaps.require_repaired(database.log, names, since or ORIGIN)
         form = make_format(parsed.format, Renderer(database.name, database.schema_of))
         stream = _range_stream(database, parsed, since, until, form.block_bytes)
-        return await answer(request, database, stream, form)
+        return await answer(request, database, stream, form, self.reads)
 
-    async def _open(self, database: StoredDatabase, parsed: BootstrapRequest) -> BootstrapStream:
+    async def _open(
+        self, request: web.Request, database: StoredDatabase, parsed: BootstrapRequest
+    ) -> BootstrapStream:
         if parsed.clock is not None:
             _check_clock(database, parsed.clock)
         names = database.require_sources(parsed.filter.sources, parsed.filter.granted)
         since = parsed.since
         if isinstance(since, AtTime):
-            since = await asyncio.to_thread(database.before_time, since.commit_us)
+            gone = lost(request)
+            since = await self.reads.until_gone(
+                gone, database.before_time, since.commit_us, _slot_of(gone)
+            )
         since = ORIGIN if is_origin(since) else since
         position = parsed.resume.position if parsed.resume else since
         if is_origin(position):
@@ -279,6 +302,20 @@ class BootstrapServer:
             piece_bytes=max(1, piece_bytes - CHECKPOINT_BYTES),
         )
 
+    async def running(self, app: web.Application) -> AsyncIterator[None]:
+        """Around the application's time: a reader that stalls is noted as open all the same."""
+        renewing = asyncio.create_task(self._keep_renewing())
+        yield
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        self.reads.close()
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            for database in list(self._databases.values()):
+                await self.reads.aside(database.open_readers.renew)
+
     async def _target(self, database: StoredDatabase, position: Position) -> Position:
         """The log's last window; a reader that is ahead of it waits a little.
 
@@ -295,6 +332,16 @@ class BootstrapServer:
                 )
             await asyncio.sleep(AHEAD_POLL_S)
         return target
+
+
+def _slot_of(gone: asyncio.Future[None]) -> FileSlot:
+    """A slot whose reading ends when a reader has gone."""
+
+    def check() -> None:
+        if gone.done():
+            raise ConnectionResetError("the reader has gone")
+
+    return FileSlot(check)
 
 
 def _check_clock(database: StoredDatabase, clock: str) -> None:
@@ -346,7 +393,9 @@ def bootstrap_app(
 ) -> web.Application:
     """The application of a bootstrap server; without ``admission`` everyone may read."""
     guard = RequestGuard(config.listen, config.allowed_hosts)
-    app = make_app(BootstrapServer(config, logs).routes(), guard)
+    server = BootstrapServer(config, logs)
+    app = make_app(server.routes(), guard)
+    app.cleanup_ctx.append(server.running)
     if admission is not None:
         app[ADMISSION] = admission
     return app

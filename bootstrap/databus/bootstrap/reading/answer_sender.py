@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
-import threading
 from collections.abc import Generator
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from databus.bootstrap.reading.arrow_socket_writer import ArrowSocketWriter
-from databus.bootstrap.reading.bootstrap_stream import Piece
+from databus.bootstrap.reading.bootstrap_stream import IDLE, Piece
+from databus.bootstrap.reading.read_pool import ReadPool
 from databus.bootstrap.reading.stored_database import StoredDatabase
 from databus.common.checkpoint import Position
 from databus.common.errors import DatabusError, InternalError
 from databus.common.http.http_application import STOPPING
+from databus.common.http.http_connections import lost
 from databus.common.http.stream_formats import Format, error_frame
+from databus.common.processes.completion import completed
 
 CHECKPOINT_BYTES = 1 << 10
 
@@ -47,20 +50,22 @@ async def answer(
     database: StoredDatabase,
     stream: PieceStream,
     form: Format,
+    pool: ReadPool,
     max_bytes: int | None = None,
 ) -> web.StreamResponse:
     """Send all pieces of ``stream``, the first of which is awaited before the headers.
 
     Raises:
         DatabusError: the request is refused before anything is sent.
+        ConnectionError: the reader has gone before that.
     """
-    sender = Sender(database, stream, form, max_bytes)
+    sender = Sender(database, stream, form, max_bytes, pool, lost(request))
     start = stream.position
     database.requests += 1
     try:
         first = await sender.read()
     except BaseException:
-        await asyncio.to_thread(sender.close)
+        await sender.close()
         raise
     response = web.StreamResponse(
         headers={
@@ -79,12 +84,20 @@ async def answer(
         response.force_close()
     finally:
         database.readers -= 1
-        await asyncio.to_thread(sender.close)
+        await sender.close()
     return response
 
 
 class Sender:
-    """Writes one answer, reading the next pieces while the last one is being sent."""
+    """Writes one answer, reading the next pieces while the last one is being sent.
+
+    Invariants:
+        I1. At most ``PIECES_AHEAD`` pieces are waiting, one is being sent, and one is being read.
+        I2. When the reader has gone, no further step begins, and one that waits for a thread does
+            not begin.
+
+    Owner: the task that answers the request.
+    """
 
     def __init__(
         self,
@@ -92,7 +105,13 @@ class Sender:
         stream: PieceStream,
         form: Format,
         max_bytes: int | None,
+        pool: ReadPool,
+        gone: asyncio.Future[None],
     ) -> None:
+        self._pool = pool
+        self._gone = gone
+        self._step: concurrent.futures.Future[Piece | None] | None = None
+        self._reading: asyncio.Future[Piece | None] | None = None
         self._database = database
         self._stream = stream
         self._pieces = stream.pieces()
@@ -100,29 +119,50 @@ class Sender:
         self._max_bytes = max_bytes
         self._sent_bytes = self._read_rows = 0
         self._direct: ArrowSocketWriter | None = None
-        self._is_entered = self._is_counted = False
-        self._reading = threading.Lock()
+        self._is_entered = self._is_closed = False
 
     async def read(self) -> Piece | None:
-        """The next piece; None at the end."""
-        return await asyncio.to_thread(self._next)
+        """The next piece that is not empty; None at the end.
+
+        Raises:
+            ConnectionError: the reader has gone.
+        """
+        while (piece := await self._read()) is IDLE:
+            continue
+        return piece
+
+    async def _read(self) -> Piece | None:
+        self._step = self._pool.submit(self._next)
+        self._reading = asyncio.wrap_future(self._step)
+        either: set[asyncio.Future[Any]] = {self._reading, self._gone}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done():
+            raise ConnectionResetError("the reader has gone")
+        return self._reading.result()
 
     def _next(self) -> Piece | None:
         readers = self._database.open_readers
-        with self._reading:
-            readers.enter(self._stream) if not self._is_entered else readers.renew()
-            self._is_entered = True
-            return next(self._pieces, None)
+        readers.enter(self._stream) if not self._is_entered else readers.renew()
+        self._is_entered = True
+        return next(self._pieces, None)
 
-    def close(self) -> None:
-        """The reader is gone; wait for a read that is still running."""
-        with self._reading:
-            self._pieces.close()
-            self._database.open_readers.leave(self._stream)
-            if not self._is_counted:
-                self._is_counted = True
-                self._database.groups_read += self._stream.groups_read
-                self._database.groups_skipped += self._stream.groups_skipped
+    async def close(self) -> None:
+        """End reading; a step that runs, of one row group at most, has ended when this returns."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._step is not None and self._reading is not None:
+            self._step.cancel()
+            await completed(asyncio.wait({self._reading}))
+            if not self._reading.cancelled():
+                self._reading.exception()  # The reader was sent it, or has gone.
+        await self._pool.aside(self._end)
+
+    def _end(self) -> None:
+        self._pieces.close()
+        self._database.open_readers.leave(self._stream)
+        self._database.groups_read += self._stream.groups_read
+        self._database.groups_skipped += self._stream.groups_skipped
 
     async def send(
         self, response: web.StreamResponse, piece: Piece | None, request: web.Request
@@ -140,7 +180,7 @@ class Sender:
         finally:
             if self._direct is not None:
                 self._direct.close()
-            await asyncio.to_thread(self.close)
+            await self.close()
         await response.write_eof()
 
     async def _send(
@@ -159,7 +199,7 @@ class Sender:
                     raise found
                 piece = found
         finally:
-            # The thread that reads cannot be interrupted; ``close`` waits for it.
+            # A step that runs cannot be interrupted; ``close`` waits for it.
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 

@@ -291,7 +291,9 @@ def state_from(until: Position, origin: Position | None) -> Starts:
     return starts
 
 
-def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) -> Position:
+def at_time(
+    store: Store, log: HotLog, commit_us: int, *, exact: bool = True, slot: FileSlot | None = None
+) -> Position:
     """The position before the first window that was committed after ``commit_us``.
 
     A merged run has lost the windows of which every row has changed again.  Without ``exact`` the
@@ -302,12 +304,13 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
     """
     log_start, manifest = log_handover.read(log, store)
     oldest = manifest.chain[0].start if manifest.chain else log_start
+    slot = slot or FileSlot()
     for run in manifest.chain:
-        position = _first_later(store, run, commit_us)
+        position = _first_later(store, run, commit_us, slot)
         if position is None:
             continue
         if run.is_compacted:
-            known = _in_segments(store, _merged_into(manifest, run), run.start, commit_us)
+            known = _in_segments(store, _merged_into(manifest, run), run.start, commit_us, slot)
             if known is None and exact:
                 raise LogTooYoung(
                     f"the changes after {run.start} up to {run.stop}, among them those of "
@@ -323,7 +326,7 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
     while at < window:
         part = log.read(at, window, SPOOL_BYTES)
         if part is None:
-            return at_time(store, log, commit_us, exact=exact)
+            return at_time(store, log, commit_us, exact=exact, slot=slot)
         found = frame_format.scan(part.data, verify=False)
         before = _before_first_later(found.scn, found.seq, found.commit_us, commit_us)
         if before is not None:
@@ -332,7 +335,9 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
     return window
 
 
-def before_time(store: Store, log: HotLog, commit_us: int) -> Position:
+def before_time(
+    store: Store, log: HotLog, commit_us: int, slot: FileSlot | None = None
+) -> Position:
     """The position before the first window committed at ``commit_us`` or later.
 
     For net changes from there to the end; the log's end if all of it was committed earlier.
@@ -341,18 +346,18 @@ def before_time(store: Store, log: HotLog, commit_us: int) -> Position:
         LogTooYoung: such windows may be gone: no retained change was committed earlier, and the
             log does not begin with its clock.
     """
-    found = at_time(store, log, commit_us - 1, exact=False)
+    found = at_time(store, log, commit_us - 1, exact=False, slot=slot)
     log_start, manifest = log_handover.read(log, store)
     # An empty log shows nothing about the times of earlier changes.
     oldest = manifest.chain[0].start if manifest.chain else log_start
     return _checked(found, oldest, commit_us - 1)
 
 
-def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
+def _first_later(store: Store, run: Run, commit_us: int, slot: FileSlot) -> Position | None:
     """The position before a run's first row committed later; its start if that is its first."""
     if 0 < run.last_commit_us <= commit_us:
         return None
-    opened = store.open_run(run)
+    opened = store.open_run(run, slot=slot)
     try:
         if run.is_clustered:
             return _least_later(opened, commit_us)
@@ -396,13 +401,13 @@ def _merged_into(manifest: Manifest, run: Run) -> list[Run]:
 
 
 def _in_segments(
-    store: Store, segments: list[Run], start: Position, commit_us: int
+    store: Store, segments: list[Run], start: Position, commit_us: int, slot: FileSlot
 ) -> Position | None:
     """The same within the segments of a merged run; None if too few of them are retained."""
     at = start
     try:
         for segment in segments:
-            found = _first_later(store, segment, commit_us)
+            found = _first_later(store, segment, commit_us, slot)
             if found is not None:
                 return found if found != segment.start or at == found else None
             at = segment.stop

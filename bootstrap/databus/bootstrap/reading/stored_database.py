@@ -6,6 +6,7 @@ in others.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from databus.bootstrap.reading.frame_ranges import at_time, before_time
 from databus.bootstrap.runs.apply_progress import applier_document
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.open_readers import OpenReaders
+from databus.bootstrap.runs.open_run import FileSlot
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
 from databus.common.errors import FormatError, LogTooYoung, NotSeeded, StoreError, UnknownSource
 from databus.common.filters.stream_filter import StreamFilter, matches, matching_ids
@@ -214,23 +216,23 @@ class StoredDatabase:
         noted = self.log.note("origin")
         return decode_position(noted) if noted else None
 
-    def resolved(self, point: Position | AtTime | None, *, exact: bool) -> Position | None:
+    def resolved(self, point: AtTime, exact: bool, slot: FileSlot) -> Position:
         """The position of a commit time: everything committed up to it is at or before.
 
         Raises:
-            LogTooYoung: see ``ranges.at_time``.
+            LogTooYoung: see ``frame_ranges.at_time``.
         """
-        if isinstance(point, AtTime):
-            return at_time(self.store, self.log, point.commit_us, exact=exact)
-        return point
+        with contextlib.closing(slot):
+            return at_time(self.store, self.log, point.commit_us, exact=exact, slot=slot)
 
-    def before_time(self, commit_us: int) -> Position:
+    def before_time(self, commit_us: int, slot: FileSlot) -> Position:
         """Where a reader begins that requests all windows committed then or later.
 
         Raises:
-            LogTooYoung: see ``ranges.before_time``.
+            LogTooYoung: see ``frame_ranges.before_time``.
         """
-        return before_time(self.store, self.log, commit_us)
+        with contextlib.closing(slot):
+            return before_time(self.store, self.log, commit_us, slot)
 
     # -- documents ----------------------------------------------------------------------
 

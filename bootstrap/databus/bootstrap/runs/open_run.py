@@ -41,15 +41,19 @@ Wanted = Callable[[RunFile], bool]
 class FileSlot:
     """The one file that a reader has open: opening another one closes it.
 
+    ``check`` is called before each read; what it raises ends the reading.
+
     Owner: one reader.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._name: tuple[str, int] | None = None
         self._file: pq.ParquetFile | None = None
 
     def file(self, name: tuple[str, int], opening: Callable[[], pq.ParquetFile]) -> pq.ParquetFile:
         """The file ``name``, opened unless it is the one that is open."""
+        self._check()
         if self._file is None or self._name != name:
             self.close()
             self._file, self._name = opening(), name

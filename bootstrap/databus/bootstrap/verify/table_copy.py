@@ -15,7 +15,12 @@ from databus.bootstrap.reading.stored_database import StoredDatabase
 from databus.bootstrap.runs.parquet_runs import RunFile
 from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import ORIGIN, Position, decode_position
-from databus.common.errors import ServerUnavailable, from_error_frame
+from databus.common.errors import (
+    ServerUnavailable,
+    TooManyRequests,
+    from_error_frame,
+    requested_pause_s,
+)
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameSplitter, Op
@@ -69,16 +74,23 @@ class HttpPeer:
         await self._http.close()
 
     async def request(self, method: str, path: str, body: Any = None, **query: str) -> PeerAnswer:
-        """An answer without an error; the caller must close it."""
-        return await self._http.request(
-            method,
-            self.url,
-            f"/{path}",
-            query=query,
-            json=body,
-            headers={"Accept": FRAMES_TYPE if method == "GET" else "*/*"},
-            silence_s=_SILENCE_S,
-        )
+        """An answer without an error; the caller must close it.
+
+        A server that has too many requests is requested again, after the time that it names.
+        """
+        while True:
+            try:
+                return await self._http.request(
+                    method,
+                    self.url,
+                    f"/{path}",
+                    query=query,
+                    json=body,
+                    headers={"Accept": FRAMES_TYPE if method == "GET" else "*/*"},
+                    silence_s=_SILENCE_S,
+                )
+            except TooManyRequests as error:
+                await asyncio.sleep(requested_pause_s(error) or 1.0)
 
     async def body(self, method: str, path: str, body: Any = None, **query: str) -> bytes:
         """The whole body of an answer."""

@@ -38,8 +38,10 @@ from databus.common.errors import (
     ScnTooOld,
     ServerUnavailable,
     StoreError,
+    TooManyRequests,
     UnknownSource,
     from_error_frame,
+    requested_pause_s,
 )
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import (
@@ -297,14 +299,20 @@ class TableReader:
             raise BadRequest("no server for this request is given; give relays or bootstraps")
         self._progress_s = time.monotonic()
         while True:
+            pauses_s: list[float] = []
+            is_full = False
             for server in servers:
                 try:
                     return call(server)
                 except DatabusError as error:
+                    pauses_s.append(requested_pause_s(error))
+                    is_full = is_full or isinstance(error, TooManyRequests)
                     silent_s = time.monotonic() - self._progress_s
-                    if not error.retry or silent_s >= self.address.give_up_s:
+                    if not error.retry or (silent_s >= self.address.give_up_s and not is_full):
                         raise
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(max(RETRY_PAUSE_S, min(pauses_s)))
+            if is_full:  # A server that is full answers: it is not silent.
+                self._progress_s = time.monotonic()
 
     def _position(self, server: str, path: str, name: str = "") -> Position:
         """The position in an answer: the whole document, or its member ``name``."""

@@ -38,7 +38,8 @@ HANDSHAKE_S = 10.0
 """How long a TLS handshake may take; a connection in one counts among the open ones."""
 TLS_END_S = 1.0
 """How long a closed TLS connection waits for the other side's end."""
-_SPARE_DESCRIPTORS = 64
+SPARE_DESCRIPTORS = 64
+"""Of the limit, for other files than connections."""
 _ACCEPTED_AT_ONCE = 100
 _LOG_EVERY_S = 60.0
 _RETRY_S = 0.2
@@ -170,7 +171,7 @@ class Acceptor:
 def most_connections(configured: int = MAX_CONNECTIONS) -> int:
     """The configured number, but no more than the descriptor limit minus a few for other files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(configured, limit - _SPARE_DESCRIPTORS))
+    return max(1, min(configured, limit - SPARE_DESCRIPTORS))
 
 
 def bounded_server(server: web.Server, respond: Respond) -> web.Server:
@@ -179,6 +180,13 @@ def bounded_server(server: web.Server, respond: Respond) -> web.Server:
     assert isinstance(server, _Server)
     server.respond = respond
     return server
+
+
+def lost(request: web.BaseRequest) -> asyncio.Future[None]:
+    """Done when the connection of a request is gone; a handler is not cancelled then."""
+    connection = request.protocol
+    assert isinstance(connection, _Connection)
+    return connection.lost
 
 
 class _Server(web.Server):
@@ -191,11 +199,18 @@ class _Server(web.Server):
 class _Connection(RequestHandler):
     """aiohttp's, but a request that it refuses gives one log line and a problem document."""
 
-    __slots__ = ("_respond",)
+    __slots__ = ("_respond", "lost")
 
     def __init__(self, manager: _Server, **settings: Any) -> None:
         super().__init__(manager, **settings)
         self._respond = manager.respond
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The other side has gone, or we have closed the connection."""
+        super().connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
 
     def handle_error(
         self,
