@@ -575,7 +575,7 @@ class PostgresSource:
             known = self._published.of(table.source)
             if gap and (known is not None or not await self._catalogue.is_empty(table)):
                 self._suspend(table.source, gap)
-                is_altered |= known is None or known.version != publication.version_of(table)
+                is_altered |= await self._writers.may_be_kept(table, known, publication)
         later = {table.oid for table in whole if table.source in self._redefined_in_stream}
         found = {oid: found for oid, found in definitions.items() if oid not in later}
         self._moved.seen(whole, found)

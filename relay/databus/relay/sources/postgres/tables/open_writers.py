@@ -18,7 +18,12 @@ import time
 from databus.common.errors import SourceUnavailable, UnsupportedChange
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
-from databus.relay.sources.postgres.tables.publications import PublishedTables, Renewal
+from databus.relay.sources.postgres.tables.publications import (
+    Publication,
+    PublishedTable,
+    PublishedTables,
+    Renewal,
+)
 
 WAIT_S = 2.0
 """How long dumps wait for one transaction, all tables together."""
@@ -48,6 +53,22 @@ class OpenWriters:
     def forget(self, source: str) -> None:
         """The table is suspended again, or resumed: the next ``wait`` is a first one."""
         self._left.pop(source, None)
+
+    async def may_be_kept(
+        self, table: PostgresTable, known: PublishedTable | None, publication: Publication
+    ) -> bool:
+        """Whether the server's process may keep what the publication gave of a table before.
+
+        It reads the publication again with any transaction, and a table's entry of it with one that
+        has written to the table.  ``known``: the table at the check before.
+        """
+        if self._catalogue.has_fresh_senders:
+            return False
+        if known is not None and known.version == publication.version_of(table):
+            return False
+        if known is not None and publication.was_altered(known):
+            return True
+        return bool(await self._catalogue.writers(table))
 
     async def renewal(
         self, published: PublishedTables, *, is_altered: bool, resolved: int

@@ -150,6 +150,11 @@ class Publication:
         member = self.members.get(table.oid)
         return f"{self.version}/{member.version if member else ''}{by_schema}"
 
+    def was_altered(self, known: PublishedTable) -> bool:
+        """Whether the publication itself is another one than at the table's last check, and not
+        only its entry of the table."""
+        return known.version.partition("/")[0] != self.version
+
     def files_of(self, table: PostgresTable) -> dict[int, int]:
         """The files of the table's partitions by their oids."""
         found = self.partitions.get(table.oid, {})
