@@ -352,6 +352,37 @@ async def test_a_truncate_before_a_rename_does_not_end_the_suspension(
     replica.close()
 
 
+async def test_a_renamed_table_that_is_empty_by_now_is_named_before_its_rows_come(
+    db: FreshDatabase, tmp_path: Path
+) -> None:
+    """What it had before the rename has no event under the new name."""
+    config = config_of(db)
+    db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO t VALUES (1, 'a')")
+        replica = RingReplica(tmp_path / "shop")
+        await eventually(lambda: not differing(db, replica), 30, "the row has come")
+    run(
+        db,
+        "u",
+        [
+            "ALTER TABLE t RENAME TO {t}",
+            "INSERT INTO {t} VALUES (2, 'b')",
+            "UPDATE {t} SET v = 'c'",
+            "TRUNCATE {t}",
+        ],
+    )
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        await eventually(lambda: bool(replica.read() or replica.suspensions), 30, "named")
+        db.execute("INSERT INTO u VALUES (3, 'd')")
+        await eventually(lambda: not differing(db, replica, "public.u"), 30, "u is followed")
+    assert "public.u" in [state.source for state in replica.suspensions]
+    assert not replica.faults
+    replica.close()
+
+
 async def test_it_stays_named_over_a_restart_until_an_operator_has_it_resynchronised(
     db: FreshDatabase, tmp_path: Path
 ) -> None:

@@ -423,8 +423,7 @@ class PostgresSource:
             for table in tables
             if not table.key
         }
-        before = self._unpublished
-        self._unpublished = {**before, **unpublished}
+        before, self._unpublished = self._unpublished, {**self._unpublished, **unpublished}
         publication = await self._catalogue.publication()
         is_new = publication is None
         if publication is None:
@@ -469,7 +468,7 @@ class PostgresSource:
         )
         await self._suspend_gone(tables)
         publication = await self._catalogue.required_publication()
-        await self._check_published(wanted, publication, definitions, unpublished)
+        await self._check_published(wanted, publication, definitions, unpublished, published)
         if self._stream is not None:
             self._stream.add_found(self._published.oids)
         name = self._settings.name
@@ -543,11 +542,12 @@ class PostgresSource:
         publication: Publication,
         definitions: dict[int, Definition],
         unpublished: dict[str, str],
+        before: dict[str, int],
     ) -> None:
         """Suspend the tables whose changes may not all be in the stream.
 
         The publication does not publish them completely, or did not for a while, or their rows
-        changed with their definition.
+        changed with their definition.  ``before``: the oids of the last check.
         """
         is_new = not self._resumes and self._stream is None
         whole, is_altered = [], False
@@ -573,7 +573,9 @@ class PostgresSource:
             whole.append(table)
             gap = None if is_new else self._published.gap(table, publication, definition, moved)
             known = self._published.of(table.source)
-            if gap and (known is not None or not await self._catalogue.is_empty(table)):
+            # A renamed table may have had rows where the stream is now, although it is empty.
+            is_known = known is not None or table.oid in before.values()
+            if gap and (is_known or not await self._catalogue.is_empty(table)):
                 self._suspend(table.source, gap)
                 is_altered |= await self._writers.may_be_kept(table, known, publication)
         later = {table.oid for table in whole if table.source in self._redefined_in_stream}
