@@ -259,13 +259,16 @@ class LiveFetcher:
         self.wait(lambda: self.read().marked(self.mark) >= number, f"mark {number}")
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Return when something is so.
+        """Return when something is so.  A dump that ends well is progress, and begins the wait again.
 
         Raises:
             Stalled: it does not come; the message has the relay's error.
         """
         patience, reconnects = Patience(self._loop), self.fetcher.status.reconnect_count
+        done = self._done_dumps()
         while not condition():
+            if (now_done := self._done_dumps()) != done:
+                patience, done = Patience(self._loop), now_done
             status = self.fetcher.status
             tries = status.reconnect_count - reconnects
             is_lost = status.state == FetcherState.FAILED and tries > 1
@@ -279,6 +282,9 @@ class LiveFetcher:
                     is_slow=error is None and patience.is_slow,
                 )
             time.sleep(0.0005)
+
+    def _done_dumps(self) -> set[str]:
+        return {dump.id for dump in self.fetcher.book if dump.state == DumpState.COMPLETED}
 
     def _left(self) -> str:
         """What is still to be done, for people."""
