@@ -18,6 +18,10 @@ _IDLE = 0
 _IN_TRANSACTION = 1
 
 
+def _nothing(_: Any) -> None:
+    return None
+
+
 class DbapiDatabase:
     """Runs steps by a driver of the DB-API; ``connect`` opens a connection, which is closed.
 
@@ -28,11 +32,12 @@ class DbapiDatabase:
         self._connect = connect
         self._style = paramstyle
 
-    def alone(self, steps: Steps[T]) -> T:
+    def alone(self, steps: Steps[T], before_commit: Callable[[Any], None] = _nothing) -> T:
         """Run the steps on a connection and in a transaction of their own."""
         with contextlib.closing(self._connect()) as connection:
             try:
                 found = self.run(connection, steps)
+                before_commit(connection)
             except BaseException:
                 connection.rollback()
                 raise
@@ -56,6 +61,37 @@ class DbapiDatabase:
             except StopIteration as end:
                 found: T = end.value
                 return found
+
+
+class KeptDbapiDatabase(DbapiDatabase):
+    """As ``DbapiDatabase``, over one connection, which is opened again after a failure.
+
+    Owner: one thread.
+    """
+
+    def __init__(self, connect: Callable[[], Any], paramstyle: str | None = None) -> None:
+        super().__init__(connect, paramstyle)
+        self._kept: Any = None
+
+    def alone(self, steps: Steps[T], before_commit: Callable[[Any], None] = _nothing) -> T:
+        """Run the steps in a transaction of their own."""
+        if self._kept is None:
+            self._kept = self._connect()
+        try:
+            found = self.run(self._kept, steps)
+            before_commit(self._kept)
+            self._kept.commit()
+        except BaseException:
+            self.close()
+            raise
+        return found
+
+    def close(self) -> None:
+        """Close the connection; the next steps open another."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with contextlib.suppress(Exception):  # it is broken
+                kept.close()
 
 
 class AsyncpgDatabase:
@@ -94,6 +130,35 @@ class AsyncpgDatabase:
             yield connection
         finally:
             await connection.close()
+
+
+class KeptAsyncpgDatabase(AsyncpgDatabase):
+    """As ``AsyncpgDatabase``, over one connection, which is opened again after a failure.
+
+    Owner: one event loop.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(connect)
+        self._kept: Any = None
+
+    async def alone(self, steps: Steps[T]) -> T:
+        """Run the steps in a transaction of their own."""
+        if self._kept is None:
+            self._kept = await self._connect()
+        try:
+            async with self._kept.transaction():
+                return await self.run(self._kept, steps)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connection; the next steps open another."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with contextlib.suppress(Exception):  # it is broken
+                await kept.close()
 
 
 def row_values(row: Any) -> tuple[Any, ...]:

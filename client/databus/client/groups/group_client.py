@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import signal
@@ -19,7 +20,7 @@ from databus.client.groups.group_leases import GroupLeases
 from databus.client.groups.group_table import Claim, checked_count, checked_group
 from databus.client.groups.membership import Membership, Owned
 from databus.client.groups.owned_partition import FencedConsumer, MemberLease, OwnedPartition
-from databus.common.errors import ConfigError, ConsumerFailed, StoreError
+from databus.common.errors import CheckpointMoved, ConfigError, ConsumerFailed, StoreError
 
 log = logging.getLogger("databus.client")
 
@@ -29,7 +30,7 @@ _LOOK_S = 1.0
 class PartitionListener:
     """Is notified when this member gets and loses partitions; override what you need.
 
-    Methods may be plain or ``async``; they run in the event loop of the ``GroupClient``.
+    Methods may be plain or ``async``; they run in the thread of the partition.
     """
 
     def onPartitionAssigned(self, partition: OwnedPartition) -> Awaitable[None] | None:
@@ -68,7 +69,7 @@ class GroupStatus:
 
 
 class _Delivering:
-    """One partition that this member delivers."""
+    """One partition that this member delivers, in a thread of its own."""
 
     def __init__(
         self, partition: OwnedPartition, lease: MemberLease, client: DatabusClient
@@ -76,7 +77,7 @@ class _Delivering:
         self.partition = partition
         self.lease = lease
         self.client = client
-        self.task: asyncio.Task[None]
+        self.ended = asyncio.get_running_loop().create_future()
 
 
 class GroupClient:
@@ -96,6 +97,9 @@ class GroupClient:
     Order: for one key, and for one partition, the guarantee of ``Consumer`` holds, over all
     members; a change of the owner is as a restart.  Between partitions there is no order.  A
     truncate comes in every partition: delete only rows that the partition ``covers``.
+
+    Threads: each partition has a thread and an event loop of its own, so that a plain callback,
+    or one that waits for a lock, blocks no other partition.  What consumers share must bear it.
 
     Invariants:
         I1. No callback of a partition begins after the lease has ended by this machine's clock.
@@ -158,7 +162,7 @@ class GroupClient:
     @property
     def clients(self) -> Mapping[int, DatabusClient]:
         """The clients of the partitions that this member delivers, by partition."""
-        return MappingProxyType({n: one.client for n, one in self._delivering.items()})
+        return MappingProxyType({n: one.client for n, one in self._delivering.copy().items()})
 
     @property
     def status(self) -> GroupStatus:
@@ -169,7 +173,9 @@ class GroupClient:
             member=self._membership.member,
             member_count=len(state.incarnations) if state else 0,
             partition_count=state.count if state else 0,
-            owned=tuple(sorted(n for n, d in self._delivering.items() if d.partition.is_owned)),
+            owned=tuple(
+                sorted(n for n, d in self._delivering.copy().items() if d.partition.is_owned)
+            ),
             assigned_count=self._assigned_count,
             lost_count=self._lost_count,
             lease_left_s=max(0.0, owned.lease.left_s),
@@ -267,45 +273,58 @@ class GroupClient:
         client = DatabusClient(checkpoints=partition, partition=partition.filter, **settings)
         delivering = _Delivering(partition, lease, client)
         self._delivering[claim.number] = delivering
-        delivering.task = asyncio.create_task(self._deliver(delivering))
+        self._assigned_count += 1
+        threading.Thread(
+            target=self._run_partition,
+            args=(delivering, asyncio.get_running_loop()),
+            name=f"databus-{self.group}-{claim.number}",
+            daemon=True,
+        ).start()
 
-    async def _deliver(self, delivering: _Delivering) -> None:
-        """Serve one partition until it is revoked or lost, or fails."""
-        partition, client = delivering.partition, delivering.client
+    def _run_partition(self, delivering: _Delivering, loop: asyncio.AbstractEventLoop) -> None:
+        failure: BaseException | None = None
         try:
-            self._assigned_count += 1
+            asyncio.run(self._deliver(delivering.partition, delivering.client))
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits for the end
+            loop.call_soon_threadsafe(self._end, delivering, failure)
+
+    async def _deliver(self, partition: OwnedPartition, client: DatabusClient) -> None:
+        """Serve one partition until it is revoked or lost, or fails."""
+        try:
             await _settled(self._listener.onPartitionAssigned(partition))
             client.consumer = FencedConsumer(self._consumer(partition), partition)
             await client.serve()
         except (StoreError, ConsumerFailed) as error:
             if isinstance(error, ConsumerFailed) and partition.is_owned:
-                self._failure = error
-            else:
-                log.warning("%r is lost: %s", partition, error)
-        except Exception as error:
-            self._failure = error
+                raise
+            if isinstance(error, CheckpointMoved):
+                partition.give_up()
+            log.warning("%r is lost: %s", partition, error)
         finally:
-            await self._revoked(delivering)
+            await partition.disconnect()
+            await _settled(self._listener.onPartitionRevoked(partition))
 
-    async def _revoked(self, delivering: _Delivering) -> None:
+    def _end(self, delivering: _Delivering, failure: BaseException | None) -> None:
+        """Nothing of the partition runs any more."""
         partition = delivering.partition
+        if failure is not None and self._failure is None:
+            self._failure = failure
         if not partition.is_owned:
             self._lost_count += 1
-        try:
-            await _settled(self._listener.onPartitionRevoked(partition))
-        except Exception as error:
-            self._failure = self._failure or error
         partition.give_up()
         del self._delivering[partition.number]
         self._membership.ended(partition.claim, delivering.lease)
+        delivering.ended.set_result(None)
         self._changed.set()
 
     async def _stop_all(self) -> None:
-        tasks = [one.task for one in self._delivering.values()]
+        ending = [one.ended for one in self._delivering.values()]
         for delivering in self._delivering.values():
             delivering.client.stop()
-        if tasks:
-            await asyncio.wait(tasks)
+        if ending:
+            await asyncio.wait(ending)
 
 
 async def _settled(answer: Any) -> None:

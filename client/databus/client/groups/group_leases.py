@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import copy
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +12,8 @@ from databus.client.checkpoints.checkpoint_table import TABLE, Steps
 from databus.client.checkpoints.database_steps import (
     AsyncpgDatabase,
     DbapiDatabase,
+    KeptAsyncpgDatabase,
+    KeptDbapiDatabase,
     commits_each_statement,
 )
 from databus.client.groups.group_table import GroupState, GroupTable
@@ -48,6 +49,12 @@ class GroupLeases(Protocol):
     def within(self, connection: Any, steps: Steps[T]) -> T | Awaitable[T]:
         """Run the steps in the application's open transaction."""
 
+    def kept(self) -> GroupLeases:
+        """The same, over one connection that stays open, for one thread; ``close`` ends it."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Close the connection of ``kept``."""
+
 
 class DatabaseLeases:
     """The tables of groups, by a driver of the DB-API: PostgreSQL, MySQL, MariaDB or SQLite.
@@ -74,6 +81,7 @@ class DatabaseLeases:
         checkpoints: str = TABLE,
     ) -> None:
         self._connect = connect
+        self._style = paramstyle
         self._database = DbapiDatabase(connect, paramstyle)
         self._dialect = dialect
         self._names = {"prefix": prefix, "checkpoints": checkpoints}
@@ -109,14 +117,26 @@ class DatabaseLeases:
     def alone(self, what: str, steps: Steps[T]) -> T:
         """Run the steps on a connection and in a transaction of their own."""
         with _as_store_error(what):
+            if what == "join":  # the first step of a member, which writes
+                return self._database.alone(steps, _require_transaction)
             return self._database.alone(steps)
 
     def within(self, connection: Any, steps: Steps[T]) -> T:
         """Run the steps in the application's open transaction."""
         found = self._database.run(connection, steps)
-        if commits_each_statement(connection):
-            raise not_in_transaction()
+        _require_transaction(connection)
         return found
+
+    def kept(self) -> DatabaseLeases:
+        """The same, over one connection that stays open, for one thread; ``close`` ends it."""
+        leases = copy.copy(self)
+        leases._database = KeptDbapiDatabase(self._connect, self._style)
+        return leases
+
+    def close(self) -> None:
+        """Close the connection of ``kept``."""
+        if isinstance(self._database, KeptDbapiDatabase):
+            self._database.close()
 
 
 class AsyncpgLeases:
@@ -133,6 +153,7 @@ class AsyncpgLeases:
         prefix: str = "databus_",
         checkpoints: str = TABLE,
     ) -> None:
+        self._connect = connect
         self._database = AsyncpgDatabase(connect)
         self.table = GroupTable("postgres", prefix=prefix, checkpoints=checkpoints)
 
@@ -160,25 +181,27 @@ class AsyncpgLeases:
 
     async def within(self, connection: Any, steps: Steps[T]) -> T:
         """Run the steps in the application's open transaction."""
-        if commits_each_statement(connection):
-            raise not_in_transaction()
+        _require_transaction(connection)
         return await self._database.run(connection, steps)
 
+    def kept(self) -> AsyncpgLeases:
+        """The same, over one connection that stays open, for one thread; ``close`` ends it."""
+        leases = copy.copy(self)
+        leases._database = KeptAsyncpgDatabase(self._connect)
+        return leases
 
-async def off_the_loop(leases: GroupLeases, what: str, steps: Steps[T]) -> T:
-    """Run the steps without blocking the event loop."""
-    if isinstance(leases, DatabaseLeases):
-        return await asyncio.to_thread(leases.alone, what, steps)
-    found = leases.alone(what, steps)
-    return await found if inspect.isawaitable(found) else found
+    async def close(self) -> None:
+        """Close the connection of ``kept``."""
+        if isinstance(self._database, KeptAsyncpgDatabase):
+            await self._database.close()
 
 
-def not_in_transaction() -> UsageError:
-    """The error of a ``put`` outside a transaction."""
-    return UsageError(
-        "put() needs an open transaction, and this connection commits each statement by itself: "
-        "switch autocommit off, or begin a transaction before the window's first row"
-    )
+def _require_transaction(connection: Any) -> None:
+    if commits_each_statement(connection):
+        raise UsageError(
+            "groups need transactions, and this connection commits each statement by itself: "
+            "switch autocommit off, or begin a transaction before the window's first row"
+        )
 
 
 def _dialect_of(connection: Any) -> str:

@@ -70,7 +70,7 @@ class Membership:
         self.error: DatabusError | None = None
         """Why the member cannot stay in the group."""
         self.last_error = ""
-        self._leases = leases
+        self._leases = leases.kept()
         self._group = group
         self._count = count
         self._lease_s = lease_s
@@ -103,7 +103,7 @@ class Membership:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._beats())
+            asyncio.run(self._beat_until_left())
         except DatabusError as error:
             self._end(error)
         except Exception as error:
@@ -133,6 +133,14 @@ class Membership:
                 log.warning("group %s: %s", self._group, error)
             self._woken.wait(pause_s)
         await self._leave()
+
+    async def _beat_until_left(self) -> None:
+        try:
+            await self._beats()
+        finally:
+            closing = self._leases.close()
+            if closing is not None:
+                await closing
 
     @property
     def _beat_s(self) -> float:

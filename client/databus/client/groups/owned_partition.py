@@ -11,7 +11,7 @@ from typing import Any
 from databus.client.application.consumer import Consumer, Result
 from databus.client.checkpoints.checkpoint_table import StoredCheckpoint
 from databus.client.checkpoints.database_checkpoints import HeldCheckpoint
-from databus.client.groups.group_leases import GroupLeases, off_the_loop
+from databus.client.groups.group_leases import GroupLeases
 from databus.client.groups.group_table import Claim
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import CheckpointMoved, DatabusError, StoreError
@@ -73,7 +73,7 @@ class OwnedPartition:
         I1. ``put`` succeeds only while this ownership is the newest one, whatever the clocks show.
         I2. No callback begins when ``is_owned`` is false.
 
-    Owner: the event loop of the ``GroupClient``; ``is_owned`` may be read in any thread.
+    Owner: the thread of the partition; ``is_owned`` may be read in any thread.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class OwnedPartition:
         self.claim = claim
         self._lease = lease
         self._leases = leases
+        self._saving = leases.kept()
         self._held = HeldCheckpoint(claim.row.consumer, leases.table.checkpoints.name)
         self._held.claimed(claim.row)
         self._is_given_up = False
@@ -147,8 +148,16 @@ class OwnedPartition:
         """
         if not self._held.confirm(checkpoint):
             self._require()
-            await off_the_loop(self._leases, "write", self._held.putting(checkpoint))
+            saving = self._saving.alone("write", self._held.putting(checkpoint))
+            if inspect.isawaitable(saving):
+                await saving
             self._held.confirm(checkpoint)
+
+    async def disconnect(self) -> None:
+        """Close the connection that ``save`` uses; in the thread of the partition."""
+        closing = self._saving.close()
+        if closing is not None:
+            await closing
 
 
 class FencedConsumer(Consumer):
@@ -172,21 +181,27 @@ class FencedConsumer(Consumer):
         return None
 
     def _fenced(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        partition = self._partition
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def call_async(*arguments: Any) -> Any:
-                return await function(*arguments) if partition.is_owned else Result.ERROR_FATAL
+                return self._refusal(function) or await function(*arguments)
 
             return call_async
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
             # A process that was paused looks here first when it runs again.
-            return function(*arguments) if partition.is_owned else Result.ERROR_FATAL
+            return self._refusal(function) or function(*arguments)
 
         return call
+
+    def _refusal(self, function: Callable[..., Any]) -> Result | None:
+        if self._partition.is_owned:
+            return None
+        if function.__name__ == "onCheckpoint":
+            raise lost(self._partition)
+        return Result.ERROR_FATAL
 
 
 def lost(partition: OwnedPartition) -> CheckpointMoved:
