@@ -44,7 +44,8 @@ class BadFilter(BadRequest):
 
     code = "bad_filter"
     hint = (
-        "Write partition=mod:COUNT:A,B or partition=range:SIZE:A-B, ops out of c,u,d,r, and "
+        "Write partition=mod:COUNT:A,B, partition=hash:COUNT:A,B or partition=range:SIZE:A-B, ops "
+        "out of c,u,d,r, and "
         "where as an SQL condition over the columns that /v1/{database}/register lists."
     )
 

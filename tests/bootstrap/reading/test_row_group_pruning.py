@@ -19,6 +19,7 @@ from databus.bootstrap.runs.open_run import OpenRun
 from databus.bootstrap.runs.parquet_runs import RowGroup, RunKind, blocks_of
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.filters.stream_filter import (
+    HashPartition,
     ModPartition,
     RangePartition,
     StreamFilter,
@@ -179,6 +180,24 @@ def test_a_range_of_hashes_may_hold_a_remainder_or_cannot(
         numbers = range(hashes[0], hashes[1] + 1)
         truth = any(number % 2**64 % 10 == 5 for number in numbers)
         assert may_hold(ModPartition(10, frozenset({5})), hashes) or not truth
+
+
+@pytest.mark.parametrize(
+    ("hashes", "expected"),
+    [
+        ((0, 2**62 - 1), False),
+        ((0, 2**62), True),
+        ((2**62, 2**63 - 1), True),
+        ((2**63, 2**64 - 1), False),
+        ((-(2**63), -1), False),
+        ((-1, 0), True),
+        (None, True),
+    ],
+)
+def test_a_range_of_hashes_lies_in_a_partition_by_ranges_or_does_not(
+    hashes: tuple[int, int] | None, expected: bool
+) -> None:
+    assert may_hold(HashPartition(4, frozenset({1})), hashes) is expected
 
 
 def test_what_goes_to_the_socket_is_the_column_where_parquet_decoded_it(

@@ -18,15 +18,16 @@ from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import StoreError
-from databus.common.filters.stream_filter import StreamFilter, matching_ids
+from databus.common.filters.stream_filter import HashPartition, StreamFilter, matching_ids
 from databus.common.frame import frame_format
-from databus.common.frame.frame_format import iter_frames
+from databus.common.frame.frame_format import iter_frames, read_frame
 from tests.bootstrap.model import (
     CLOCK,
     SOURCES,
     START,
     History,
     State,
+    clustered,
     compact,
     frames_between,
     frames_of,
@@ -196,6 +197,39 @@ def test_a_reader_of_one_table_opens_the_files_of_that_table_alone(tmp_path: Pat
     for file in others:
         (tmp_path / file.name).rename(bench.store.run_folder(run) / file.name)
     bench.close()
+
+
+def test_readers_of_parts_of_the_hashes_open_the_files_of_their_buckets_alone(
+    store: Store, log: HotLog
+) -> None:
+    history = History(3, keys=80)
+    rows = compact(frames_between([history.block(120)], START, history.position), base=True)
+    run = write_run(store, RunKind.BASE, ORIGIN, history.position, rows, bits=3)
+    store.switch(lambda m: m.with_changes(add=run, now_us=1))
+    log.restart_at(run.stop, {})
+    found: list[bytes] = []
+    for number in range(4):
+        chosen = StreamFilter(partition=HashPartition(4, frozenset({number})))
+        stream = BootstrapStream(
+            store=store,
+            log=log,
+            since=ORIGIN,
+            target=run.stop,
+            stream_filter=chosen,
+            source_ids=matching_ids(SOURCES, chosen),
+        )
+        others = [f for f in run.files if int(f.bucket[:2], 2) != number and int(f.bucket, 2)]
+        paths = [store.run_folder(run) / file.name for file in others]
+        for path in paths:
+            path.rename(path.with_suffix(".away"))
+        got = [bytes(one.bytes) for p in stream.pieces() for one in iter_frames(bytes(p.frames))]
+        for path in paths:
+            path.with_suffix(".away").rename(path)
+        got = [one for one in got if not read_frame(one).is_control]
+        assert got == [bytes(one.bytes) for one in clustered(rows) if one.key_hash >> 62 == number]
+        assert stream.groups_skipped >= len(others) > 0
+        found += got
+    assert sorted(found) == sorted(bytes(one.bytes) for one in rows)
 
 
 def test_a_checkpoint_inside_a_clustered_run_resumes_at_its_row(tmp_path: Path) -> None:

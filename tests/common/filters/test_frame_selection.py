@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from databus.common.filters.frame_selection import HeaderFilter, close_windows, gather
 from databus.common.filters.stream_filter import (
+    HashPartition,
     ModPartition,
+    Partition,
     RangePartition,
     StreamFilter,
     is_among,
@@ -130,6 +132,7 @@ def test_one_pass_over_headers_takes_what_the_filter_takes_with_the_ends_of_wind
     assert (count, open_after) == (int(expected.sum()), after)
 
 
-def test_a_partition_that_looks_at_keys_is_none_of_headers() -> None:
-    with pytest.raises(TypeError, match="looks at keys"):
-        HeaderFilter(StreamFilter(partition=RangePartition(1, 0, 1)))
+@pytest.mark.parametrize("partition", [RangePartition(1, 0, 1), HashPartition(2, frozenset({1}))])
+def test_a_partition_that_needs_a_mask_is_none_of_headers(partition: Partition) -> None:
+    with pytest.raises(TypeError, match="needs the mask"):
+        HeaderFilter(StreamFilter(partition=partition))

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from databus.common.errors import BadFilter
 from databus.common.filters import stream_filter as filters
-from databus.common.filters.stream_filter import ModPartition, RangePartition, StreamFilter
+from databus.common.filters.stream_filter import (
+    HashPartition,
+    ModPartition,
+    RangePartition,
+    StreamFilter,
+)
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
@@ -31,6 +36,7 @@ events = st.lists(
 partitions = st.one_of(
     st.none(),
     st.builds(ModPartition, st.just(4), st.frozensets(st.integers(0, 3), min_size=1)),
+    st.builds(HashPartition, st.just(3), st.frozensets(st.integers(0, 2), min_size=1)),
     st.builds(RangePartition, st.integers(1, 1000), st.integers(-3, 0), st.integers(0, 3)),
 )
 stream_filters = st.builds(
@@ -52,6 +58,9 @@ def takes(stream_filter: StreamFilter, source: str, op: Op, key: int) -> bool:
     if isinstance(partition, ModPartition):
         bucket = frame_format.key_hash(SCHEMA.encode_key((key,))) % partition.count
         return bucket in partition.buckets
+    if isinstance(partition, HashPartition):
+        key_hash = frame_format.key_hash(SCHEMA.encode_key((key,)))
+        return (key_hash >> 32) * partition.count >> 32 in partition.buckets
     if isinstance(partition, RangePartition):
         return partition.first <= key // partition.size <= partition.last
     return True
@@ -70,9 +79,9 @@ def test_the_mask_takes_what_the_definition_takes(
     assert mask.tolist() == [*(takes(stream_filter, *row) for row in rows), False]
 
 
-@given(events)
+@given(events, st.sampled_from(["mod", "hash"]))
 def test_the_partitions_are_disjoint_and_together_everything(
-    rows: list[tuple[str, Op, int]],
+    rows: list[tuple[str, Op, int]], kind: str
 ) -> None:
     window = WindowBuilder(1, 0)
     for source, op, key in rows:
@@ -80,7 +89,7 @@ def test_the_partitions_are_disjoint_and_together_everything(
     block = np.frombuffer(window.end(), dtype=np.uint8)
     columns = frame_format.scan(block)
     taken = [
-        StreamFilter(partition=filters.parse_partition(f"mod:3:{bucket}")).mask(
+        StreamFilter(partition=filters.parse_partition(f"{kind}:3:{bucket}")).mask(
             columns, block, np.array([], dtype=np.uint32)
         )
         for bucket in range(3)
@@ -94,6 +103,7 @@ def test_partitions_are_written_as_documented() -> None:
     most = filters.parse_partition("mod:999999999:999934463-999999998")
     assert isinstance(most, ModPartition)
     assert len(most.buckets) == filters.MAX_BUCKETS
+    assert filters.parse_partition("hash:16:0-2,9") == HashPartition(16, frozenset({0, 1, 2, 9}))
     assert filters.parse_partition("range:10000:0-3") == RangePartition(10000, 0, 3)
     assert filters.parse_partition("range:10:-5--2") == RangePartition(10, -5, -2)
     assert filters.parse_partition("range:10:4") == RangePartition(10, 4, 4)
@@ -102,7 +112,8 @@ def test_partitions_are_written_as_documented() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "mod", "mod:0:0", "mod:4:4", "mod:4:", "mod:4:a", "mod:4:3-1", "range:0:1-2",
-     "range:5:3-1", "range:5", "hash:4:1", "mod:4:1;drop", "mod:4:-1", "mod:4:1-2-3",
+     "range:5:3-1", "range:5", "bits:4:1", "hash:4:4",
+     "hash:0:0", "mod:4:1;drop", "mod:4:-1", "mod:4:1-2-3",
      "mod:4:" + "9" * 5000, "mod:999999999:0-65536", "mod:9:" + "0-8," * 8000 + "1"],
 )  # fmt: skip
 def test_a_partition_of_another_form_is_refused_by_its_text(text: str) -> None:

@@ -10,7 +10,12 @@ import pytest
 
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import ReaderOvertaken
-from databus.common.filters.stream_filter import ModPartition, RangePartition, StreamFilter
+from databus.common.filters.stream_filter import (
+    HashPartition,
+    ModPartition,
+    RangePartition,
+    StreamFilter,
+)
 from databus.common.frame.frame_format import Op, scan
 from databus.common.frame.window_builder import WindowBuilder
 from databus.relay.ring.ring import Ring
@@ -104,6 +109,9 @@ def test_a_directory_gives_what_a_scan_gives(
 
 
 def test_a_partition_by_key_ranges_looks_at_keys_and_so_at_blocks() -> None:
+    assert not StreamCursor(
+        ORIGIN, StreamFilter(partition=HashPartition(2, frozenset({0})))
+    ).uses_cached_headers
     assert not StreamCursor(
         ORIGIN, StreamFilter(partition=RangePartition(1, 0, 1))
     ).decides_by_headers

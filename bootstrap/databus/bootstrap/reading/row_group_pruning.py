@@ -9,6 +9,8 @@ decide, and what they cannot:
 * ``mod:``: hashes are spread over 64 bits, so that a group of a few different keys spans all
   remainders.  It can be left out if its hashes lie closer together than there are buckets: a
   group of one row, or of one key that changed again and again.
+* ``hash:``: groups and files outside of its ranges of hashes: merged runs are in the order of
+  hashes, and each of their files has a range of them.
 * ``range:``: never.  It is about the number that a key begins with.  The key's hash contains
   nothing about it, and bytes of keys are not in the order of their numbers.
 
@@ -31,7 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from databus.bootstrap.runs.parquet_runs import RowGroup, RunFile
-from databus.common.filters.stream_filter import Mask, ModPartition, Partition, StreamFilter
+from databus.common.filters.stream_filter import (
+    HashPartition,
+    Mask,
+    Partition,
+    RangePartition,
+    StreamFilter,
+)
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameColumns, Op
 
 
@@ -103,9 +111,14 @@ def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) ->
 
     Always for ``range:``: hashes contain nothing about it.
     """
-    if key_hashes is None or not isinstance(partition, ModPartition):
+    if key_hashes is None or partition is None or isinstance(partition, RangePartition):
         return True
     low, high = key_hashes
+    if isinstance(partition, HashPartition):
+        if low < 0 <= high:
+            return True  # as unsigned numbers the range wraps
+        first, last = (partition.bucket(limit % 2**64) for limit in key_hashes)
+        return any(first <= bucket <= last for bucket in partition.buckets)
     if low < 0 <= high or high - low >= partition.count:
         return True  # as unsigned numbers the range wraps, or it has every remainder
     first = low % 2**64

@@ -38,7 +38,8 @@ def tail(
     ] = None,
     output: Annotated[str, typer.Option("--format", metavar="json|table")] = "json",
     partition: Annotated[
-        str | None, typer.Option(metavar="mod:N:A,B|range:SIZE:A-B", help="Only these keys.")
+        str | None,
+        typer.Option(metavar="mod:N:A,B|hash:N:A,B|range:SIZE:A-B", help="Only these keys."),
     ] = None,
     ops: Annotated[str | None, typer.Option(metavar="c,u,d,r", help="Only these changes.")] = None,
 ) -> None:

@@ -49,10 +49,10 @@ class HeaderFilter:
     """
 
     def __init__(self, wanted: StreamFilter) -> None:
-        """``wanted`` has no partition, or one by hash."""
+        """``wanted`` has no partition, or one by the remainder of the hash."""
         partition = wanted.partition
         if partition is not None and not isinstance(partition, ModPartition):
-            raise TypeError(f"{partition} looks at keys")
+            raise TypeError(f"{partition} needs the mask of its filter")
         self._every_source = wanted.takes_every_source
         self._op_bits = sum(1 << int(op) for op in wanted.ops)
         self._modulus = 0 if partition is None else partition.count

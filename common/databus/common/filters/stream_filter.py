@@ -66,7 +66,28 @@ class RangePartition:
         return np.asarray((bucket >= self.first) & (bucket <= self.last))
 
 
-Partition = ModPartition | RangePartition
+@dataclass(frozen=True, slots=True)
+class HashPartition:
+    """Keys whose hash lies in one of ``count`` equal ranges of all hashes: one of ``buckets``.
+
+    The files of merged runs are ranges of hashes too, so a bootstrap server opens a part of them.
+    """
+
+    count: int
+    buckets: frozenset[int]
+
+    def bucket(self, key_hash: int) -> int:
+        """The range that a hash lies in, from its upper half."""
+        return (key_hash >> 32) * self.count >> 32
+
+    def mask(self, columns: FrameColumns, block: npt.NDArray[np.uint8]) -> Mask:
+        """Which frames lie in the partition."""
+        upper = columns.key_hash >> np.uint64(32)
+        buckets = upper * np.uint64(self.count) >> np.uint64(32)
+        return is_among(buckets, _sorted_numbers(self.buckets))
+
+
+Partition = ModPartition | HashPartition | RangePartition
 
 
 @kernels.jit
@@ -181,7 +202,7 @@ def matching_ids(names: Iterable[str], stream_filter: StreamFilter) -> npt.NDArr
     return np.array(sorted(taken), dtype=np.uint32)
 
 
-_MOD = re.compile(r"mod:(\d{1,9}):([\d,-]+)")
+_BY_HASH = re.compile(r"(mod|hash):(\d{1,9}):([\d,-]+)")
 _BUCKETS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 MAX_BUCKETS = 1 << 16
 """Most buckets that a request may list: the server makes a set of them before the first event."""
@@ -189,22 +210,24 @@ _RANGE = re.compile(r"range:(\d{1,18}):(-?\d{1,18})(?:-(-?\d{1,18}))?")
 
 
 def parse_partition(text: str) -> Partition:
-    """``mod:16:3,7``, ``mod:16:0-3`` or ``range:10000:0-3``.
+    """``mod:16:3,7``, ``mod:16:0-3``, ``hash:16:0-3`` or ``range:10000:0-3``.
 
     Raises:
         BadFilter: it is neither, or a bucket is out of range.
     """
-    if found := _MOD.fullmatch(text):
-        count = int(found[1])
-        buckets = _buckets(found[2], count, text)
-        return ModPartition(count, buckets)
+    if found := _BY_HASH.fullmatch(text):
+        count = int(found[2])
+        buckets = _buckets(found[3], count, text)
+        return (ModPartition if found[1] == "mod" else HashPartition)(count, buckets)
     if found := _RANGE.fullmatch(text):
         size, first = int(found[1]), int(found[2])
         last = int(found[3]) if found[3] else first
         if size < 1 or last < first:
             raise BadFilter(f"partition {text!r}: the size must be over 0 and the range ascend")
         return RangePartition(size, first, last)
-    raise BadFilter(f"partition {text!r} is neither mod:COUNT:A,B nor range:SIZE:A-B")
+    raise BadFilter(
+        f"partition {text!r} is none of mod:COUNT:A,B, hash:COUNT:A,B and range:SIZE:A-B"
+    )
 
 
 def _buckets(text: str, count: int, whole: str) -> frozenset[int]:

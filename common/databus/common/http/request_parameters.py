@@ -71,7 +71,8 @@ START_TIME = Parameter(
 )
 PARTITION = Parameter(
     "partition",
-    "Only these keys: by hash, mod:COUNT:A,B or mod:COUNT:A-B, or by number, range:SIZE:A-B.",
+    "Only these keys: by the remainder of their hash, mod:COUNT:A,B or mod:COUNT:A-B; by the range "
+    "of their hash, hash:COUNT:A-B; or by number, range:SIZE:A-B.",
     {"type": "string"},
     "mod:16:3,7",
 )

@@ -16,7 +16,13 @@ import numpy.typing as npt
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
 from databus.common.filters.frame_selection import HeaderFilter, close_windows, gather
-from databus.common.filters.stream_filter import Mask, ModPartition, RangePartition, StreamFilter
+from databus.common.filters.stream_filter import (
+    HashPartition,
+    Mask,
+    ModPartition,
+    RangePartition,
+    StreamFilter,
+)
 from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
     Buffer,
@@ -172,14 +178,19 @@ class StreamCursor:
         return self._takes_all
 
     @property
+    def _has_masked_partition(self) -> bool:
+        """Whether it has a partition that ``HeaderFilter`` does not have."""
+        return isinstance(self._filter.partition, HashPartition | RangePartition)
+
+    @property
     def decides_by_headers(self) -> bool:
         """Whether only the headers of frames are examined."""
-        return self._row_filter is None and not isinstance(self._filter.partition, RangePartition)
+        return self._row_filter is None and not self._has_masked_partition
 
     @property
     def uses_cached_headers(self) -> bool:
         """Whether it selects by headers, and by rows that a row filter reads in the ring itself."""
-        if isinstance(self._filter.partition, RangePartition) or self._takes_all:
+        if self._has_masked_partition or self._takes_all:
             return False
         return self._row_filter is None or self._row_filter.uses_cached_headers
 
