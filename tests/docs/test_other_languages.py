@@ -6,15 +6,14 @@ import json
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.processes import DatabusProcess, Processes
 from tests.support.snippets import ROOT
-from tests.support.waiting import eventually_sync
+from tests.support.system import relay_and_bootstrap
+from tests.support.waiting import PATIENCE, eventually_sync
 
 NODE = ROOT / "examples" / "nodejs" / "client.mjs"
 GO = ROOT / "examples" / "go" / "client.go"
@@ -34,7 +33,7 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     if request.param == "node":
         return [program, str(NODE)]
     binary = tmp_path / "client"
-    subprocess.run([program, "build", "-o", binary, GO], check=True, timeout=300)
+    subprocess.run([program, "build", "-o", binary, GO], check=True, timeout=100 * PATIENCE)
     return [str(binary)]
 
 
@@ -56,7 +55,7 @@ def rows_of(database: Path) -> dict[str, dict[str, object]]:
 
 @pytest.mark.slow
 def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source(
-    processes: Processes, tmp_path: Path, free_port: Callable[[], int], command: list[str]
+    processes: Processes, tmp_path: Path, command: list[str]
 ) -> None:
     database, copy = tmp_path / "shop.db", tmp_path / "copy.json"
     write(
@@ -64,15 +63,11 @@ def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source
         "CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)",
         "INSERT INTO orders VALUES (1, 'kettle'), (2, 'chair')",
     )
-    ports = free_port(), free_port()
-    relay, bootstrap = (f"http://127.0.0.1:{port}" for port in ports)
-    config = tmp_path / "databus.toml"
-    config.write_text(
-        relay_text(f"sqlite:///{database}", "main.*", port=ports[0], ring_bytes="64KiB")
-        + bootstrap_text(relay, ports[1])
-    )
-    processes.start("relay", "-c", config).wait_ready(f"{relay}/readyz", 60)
-    processes.start("bootstrap", "-c", config, "--no-apply").wait_ready(f"{bootstrap}/readyz", 60)
+    relay, bootstrap = relay_and_bootstrap(
+        tmp_path, processes, f"sqlite:///{database}", "main.*",
+        ring_bytes="64KiB", arguments=("--no-apply",),
+    )  # fmt: skip
+    processes.started[-1].wait_ready(f"{bootstrap}/readyz", 60)
 
     client = DatabusProcess(
         [relay, bootstrap, "shop", copy], tmp_path / "client.log", command=command

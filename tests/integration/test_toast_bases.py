@@ -9,14 +9,13 @@ import pytest
 
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run
-from databus.cli.demo.private_servers import free_port
 from databus.client import DatabusClient
 from databus.client.testing import Mirror
 from databus.common.frame.frame_format import Flag
 from tests.bootstrap.model import frames_of
-from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
+from tests.support.system import relay_and_bootstrap
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -34,22 +33,10 @@ async def test_a_base_grows_with_the_rows_and_not_with_updates_that_leave_large_
     bodies = {number: str(number) * BODY_BYTES for number in range(ROWS)}
     for number, body in bodies.items():
         database.execute(f"INSERT INTO pages VALUES ({number}, '{body}', 0)")
-    relay_port, bootstrap_port = free_port(), free_port()
-    relay_url = f"http://127.0.0.1:{relay_port}"
-    config = tmp_path / "databus.toml"
-    config.write_text(
-        relay_text(database.url, "public.*", port=relay_port, ring_bytes="4MiB")
-        + bootstrap_text(
-            relay_url,
-            bootstrap_port,
-            segment_every="1s",
-            apply_every="1s",
-            spark_master="local[1]",
-            run_grace="0s",
-        )
-    )
-    processes.start("relay", "-c", config, name="relay").wait_ready(f"{relay_url}/readyz", 60)
-    processes.start("bootstrap", "-c", config, name="bootstrap")
+    relay_url, url = relay_and_bootstrap(
+        tmp_path, processes, database.url, "public.*",
+        segment_every="1s", apply_every="1s", spark_master="local[1]", run_grace="0s",
+    )  # fmt: skip
     store = Store(tmp_path / "bootstrap" / "shop")
 
     async def base_after(*statements: str) -> Run:
@@ -90,7 +77,7 @@ async def test_a_base_grows_with_the_rows_and_not_with_updates_that_leave_large_
     client = DatabusClient(
         database="shop",
         relays=[relay_url],
-        bootstraps=[f"http://127.0.0.1:{bootstrap_port}"],
+        bootstraps=[url],
         consumer=mirror,
         start="bootstrap",
     )

@@ -14,16 +14,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.cli.demo.private_servers import free_port
 from databus.client import DatabusClient
 from databus.client.application.consumer import Result
 from databus.client.application.events import Event
 from databus.client.testing import Mirror
 from databus.common.config import parse
 from databus.relay.local_relay import LocalRelay
-from tests.support.config_text import bootstrap_text, relay_text
+from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
+from tests.support.system import relay_and_bootstrap
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -121,21 +121,10 @@ async def test_truncated_rows_are_in_no_snapshot_and_in_no_copy_made_from_one(
 ) -> None:
     database = postgres_database
     make_tables(database)
-    relay_port, bootstrap_port = free_port(), free_port()
-    relay_url, url = f"http://127.0.0.1:{relay_port}", f"http://127.0.0.1:{bootstrap_port}"
-    config = tmp_path / "databus.toml"
-    config.write_text(
-        relay_text(database.url, "public.*", port=relay_port, ring_bytes="4MiB")
-        + bootstrap_text(
-            relay_url,
-            bootstrap_port,
-            segment_every="1s",
-            apply_every="1s",
-            spark_master="local[1]",
-        )
-    )
-    processes.start("relay", "-c", config, name="relay").wait_ready(f"{relay_url}/readyz", 60)
-    processes.start("bootstrap", "-c", config, name="bootstrap")
+    relay_url, url = relay_and_bootstrap(
+        tmp_path, processes, database.url, "public.*",
+        segment_every="1s", apply_every="1s", spark_master="local[1]",
+    )  # fmt: skip
 
     def fetched(path: str) -> Any:
         with urllib.request.urlopen(url + path, timeout=20 * PATIENCE) as answer:

@@ -40,6 +40,31 @@ def server_shop(kind: str, database: FreshDatabase) -> tuple[Shop, str]:
     return shop, database.url
 
 
+def relay_and_bootstrap(
+    folder: Path,
+    processes: Processes,
+    url: str,
+    *sources: str,
+    ring_bytes: str = "4MiB",
+    arguments: tuple[str, ...] = (),
+    **settings: object,
+) -> tuple[str, str]:
+    """The URLs of a relay over ``url``, which is ready, and of a bootstrap that reads it.
+
+    ``arguments`` and ``settings`` are the bootstrap's.
+    """
+    relay_port, bootstrap_port = free_port(), free_port()
+    relay_url = f"http://127.0.0.1:{relay_port}"
+    config = folder / "databus.toml"
+    config.write_text(
+        relay_text(url, *sources, port=relay_port, ring_bytes=ring_bytes)
+        + bootstrap_text(relay_url, bootstrap_port, **settings)
+    )
+    processes.start("relay", "-c", config, name="relay").wait_ready(f"{relay_url}/readyz", 60)
+    processes.start("bootstrap", "-c", config, *arguments, name="bootstrap")
+    return relay_url, f"http://127.0.0.1:{bootstrap_port}"
+
+
 class Workload:
     """The shop's transactions in a thread, at a bounded rate, until stopped."""
 

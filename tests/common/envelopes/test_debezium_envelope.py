@@ -16,6 +16,7 @@ from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.row_change import EndedWindow, RowChange
 from databus.common.envelopes.row_types import UNAVAILABLE
 from databus.common.schema.source_schema import SourceSchema
+from tests.support.envelope_records import documents_of
 from tests.support.schemas import columns_of
 
 ORDERS = SourceSchema(
@@ -40,18 +41,7 @@ POSTGRES = EnvelopeOptions(database="shop", prefix="b", product="postgresql", ca
 
 def documents(change: RowChange, options: EnvelopeOptions = MARIADB) -> list[Any]:
     """[topic, key, value] of each record."""
-    encoding = JsonEncoding()
-    envelope = DebeziumEnvelope(options, clock_ns=lambda: 5_000_000_123)
-    return [
-        [
-            one.topic,
-            None if one.key_type is None else json.loads(encoding.text(one.key_type, one.key)),
-            None
-            if one.value_type is None
-            else json.loads(encoding.text(one.value_type, one.value)),
-        ]
-        for one in envelope.records(change)
-    ]
+    return documents_of(DebeziumEnvelope(options, clock_ns=lambda: 5_000_000_123), change)
 
 
 def test_an_insert_of_mariadb_has_every_field() -> None:

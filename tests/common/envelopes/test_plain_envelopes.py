@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from databus.common.envelopes.envelope_options import EnvelopeOptions
-from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.named_envelopes import ENVELOPES, make_envelope
 from databus.common.envelopes.row_change import EndedWindow, RowChange
 from databus.common.errors import ConfigError
 from databus.common.schema.source_schema import SourceSchema
+from tests.support.envelope_records import documents_of
 from tests.support.schemas import columns_of
 
 ITEMS = SourceSchema("shop.items", columns_of("id INT!, name STRING, n INT"), ("id",))
@@ -32,17 +31,7 @@ UPDATED = RowChange(
 
 
 def records(name: str, change: RowChange) -> list[Any]:
-    encoding = JsonEncoding()
-    return [
-        [
-            one.topic,
-            None if one.key_type is None else json.loads(encoding.text(one.key_type, one.key)),
-            None
-            if one.value_type is None
-            else json.loads(encoding.text(one.value_type, one.value)),
-        ]
-        for one in make_envelope(name, OPTIONS).records(change)
-    ]
+    return documents_of(make_envelope(name, OPTIONS), change)
 
 
 def test_databus_is_the_object_of_the_relays_ndjson() -> None:
