@@ -36,7 +36,7 @@ def primary_and_standby(
             [
                 "sh",
                 "-ec",
-                f"cp -a {source} {copy}; : >{copy}/standby.signal; "
+                f"cp -a {source}/. {copy}; : >{copy}/standby.signal; "
                 f"printf %s {shlex.quote(settings)} >>{copy}/postgresql.auto.conf",
             ]
         )
