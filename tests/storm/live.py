@@ -259,7 +259,7 @@ class LiveFetcher:
         self.wait(lambda: self.read().marked(self.mark) >= number, f"mark {number}")
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Return when something is so.  A dump that ends well is progress, and begins the wait again.
+        """Return when something is so.  A dump that completes begins the wait again.
 
         Raises:
             Stalled: it does not come; the message has the relay's error.
