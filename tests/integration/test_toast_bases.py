@@ -18,14 +18,15 @@ from tests.support.processes import Processes
 from tests.support.system import relay_and_bootstrap
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROWS = 4
 BODY_BYTES = 20_000
 
 
+@pytest.mark.parametrize("merge_with", [pytest.param("spark", marks=pytest.mark.spark), "process"])
 async def test_a_base_grows_with_the_rows_and_not_with_updates_that_leave_large_values_alone(
-    postgres_database: FreshDatabase, processes: Processes, tmp_path: Path
+    merge_with: str, postgres_database: FreshDatabase, processes: Processes, tmp_path: Path
 ) -> None:
     database = postgres_database
     database.execute("CREATE TABLE pages (id int PRIMARY KEY, body text, n int)")
@@ -35,7 +36,8 @@ async def test_a_base_grows_with_the_rows_and_not_with_updates_that_leave_large_
         database.execute(f"INSERT INTO pages VALUES ({number}, '{body}', 0)")
     relay_url, url = relay_and_bootstrap(
         tmp_path, processes, database.url, "public.*",
-        segment_every="1s", apply_every="1s", spark_master="local[1]", run_grace="0s",
+        segment_every="1s", apply_every="1s", run_grace="0s",
+        merge_with=merge_with, spark_master="local[1]",
     )  # fmt: skip
     store = Store(tmp_path / "bootstrap" / "shop")
 

@@ -135,6 +135,7 @@ def merged_run(
             files.delete(name)
     files.settle(used)
     is_base = merge.kind is RunKind.BASE
+    rows = sum(file.rows for file in ordered)
     cuts = bucket_tasks.truncates(merge.inputs)
     return Run(
         id=run_id,
@@ -143,7 +144,7 @@ def merged_run(
         stop=merge.inputs[-1].stop,
         files=ordered,
         created_us=now_us,
-        partial_rows=sum(run.partial_rows for run in merge.inputs),
+        partial_rows=min(rows, sum(run.partial_rows for run in merge.inputs)),
         truncates=() if is_base else tuple(sorted(cuts.items())),
         last_commit_us=max(run.newest_us for run in merge.inputs),
     )
