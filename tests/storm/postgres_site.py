@@ -36,7 +36,9 @@ _OF_RELAY = (
 )
 MAKE_RELAY = "; ".join(_OF_RELAY)
 _RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
-_LACKING = ("the server refuses", "REPLICATION attribute", "may not read", "permission denied")
+_LACKING = (
+    "the server refuses", "REPLICATION attribute", "may not read", "permission denied", "lacks it",
+)  # fmt: skip
 _WAITING = "slot storm_stream: canceling statement due to lock timeout"
 _AWAITED = (
     "was altered, and changes",
