@@ -93,7 +93,7 @@ def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source
         client.start()
         eventually_sync(equals_the_source, 60, "the client has caught up", poll_s=0.05)
         assert "scn_too_old" in client.log
-        write(database, "DELETE FROM orders WHERE id > 200")
+        write(database, "DELETE FROM orders WHERE id > 1500")
         eventually_sync(equals_the_source, 30, "the client follows again", poll_s=0.05)
     finally:
         client.kill9()

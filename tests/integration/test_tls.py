@@ -92,7 +92,7 @@ def test_everything_that_works_without_tls_works_with_mutual_tls(
         return events
 
     events = windows_of(top, start="oldest")
-    assert events > 100
+    assert events > 0
     assert windows_of(below, start="oldest") == events
     assert windows_of(top, start="bootstrap", bootstraps=(bootstrap,)) > 0
 

@@ -271,7 +271,8 @@ class SlotStream:
             self._sender_worked_s += self._connection.silent_s
             self._connection.silent_s = 0.0
             if self._sender_worked_s < 2 * _SILENCE_S:
-                _log.warning("database %s: %s", self._settings.name, self.warnings()[-1])
+                for warning in self.warnings()[-1:]:
+                    _log.warning("database %s: %s", self._settings.name, warning)
             return
         state = "waits for us" if rows else "is gone"
         raise SourceUnavailable(
