@@ -24,7 +24,7 @@ from tests.support.capture import capturing, database_config, ring_state, stream
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, opened, opened_on, table_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
 
