@@ -147,7 +147,7 @@ def test_a_wrong_command_line_is_explained_with_exit_code_2(
         (("tail", "http://127.0.0.1:9/shop", "--from", "then"), "--from 'then' is not one of"),
         (("tail", "http://127.0.0.1:9/shop", "--from", "bootstrap"), "needs --bootstrap URL"),
         (("tail", "http://127.0.0.1:9/shop", "--until-idle", "2"), "--until-idle: '2' is not"),
-        (("tail", "http://127.0.0.1:9/shop", "--partition", "odd"), "partition 'odd' is neither"),
+        (("tail", "http://127.0.0.1:9/shop", "--partition", "odd"), "partition 'odd' is none of"),
         (("tail", "http://127.0.0.1:9/shop", "--ops", "c,x"), "'x'"),
         (("tail", "127.0.0.1:9/shop"), "is not RELAY_URL/DATABASE"),
         (("tail", "http://127.0.0.1:9"), "is not RELAY_URL/DATABASE"),

@@ -73,9 +73,12 @@ def test_a_writer_killed_at_any_moment_leaves_a_sound_ring_that_can_be_continued
     seed = random.randrange(1000)
     rng = random.Random(seed)
     before = Position(0, 0)
-    for _ in range(15):
+    kills = 0
+    while kills < 15 or before <= Position(10, 0):
+        kills += 1
         pid = run_writer(killable_writer, seed, 10**9)
-        time.sleep(rng.uniform(0.02, 0.15))  # the random moment itself, waited for nothing
+        # The random moment itself, waited for nothing; later on a machine where all came too early.
+        time.sleep(rng.uniform(0.02, 0.15) * max(1, kills / 15))
         os.kill(pid, signal.SIGKILL)
         assert int(killable_writer.stdout.readline()) == -signal.SIGKILL
         if not (tmp_path / "ring").exists():
@@ -90,7 +93,6 @@ def test_a_writer_killed_at_any_moment_leaves_a_sound_ring_that_can_be_continued
         frames = retained(tmp_path)
         assert not frames or frames[-1][0] == before
         assert_is_part_of_stream(frames, prev, seed)
-    assert before > Position(10, 0), "the writer never came far enough for this test to mean much"
 
 
 def test_a_second_writer_gets_the_name_of_the_first(

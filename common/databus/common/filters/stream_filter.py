@@ -213,7 +213,7 @@ def parse_partition(text: str) -> Partition:
     """``mod:16:3,7``, ``mod:16:0-3``, ``hash:16:0-3`` or ``range:10000:0-3``.
 
     Raises:
-        BadFilter: it is neither, or a bucket is out of range.
+        BadFilter: it is none of them, or a bucket is out of range.
     """
     if found := _BY_HASH.fullmatch(text):
         count = int(found[2])
