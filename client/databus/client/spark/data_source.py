@@ -357,7 +357,9 @@ def _offset(position: Position, clock: str) -> dict[str, Any]:
 def _parts(whole: Range, count: int) -> list[InputPartition]:
     if count == 1:
         return [SparkPartition(whole)]
-    return [SparkPartition(replace(whole, partition=f"mod:{count}:{n}")) for n in range(count)]
+    # The files of a state are ranges of hashes: each task opens its own.
+    kind = "hash" if whole.mode == "state" else "mod"
+    return [SparkPartition(replace(whole, partition=f"{kind}:{count}:{n}")) for n in range(count)]
 
 
 def _key_partition(table: SourceSchema, filters: Sequence[Filter]) -> str | None:
