@@ -328,17 +328,23 @@ async def test_rows_on_both_sides_of_the_change_in_one_transaction(
     replica.close()
 
 
+async def with_a_row(db: FreshDatabase, config: DatabaseConfig, folder: Path) -> RingReplica:
+    """A copy of the table t with one row; the relay has ended."""
+    db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    async with capturing(config, folder) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO t VALUES (1, 'a')")
+        replica = RingReplica(folder / "shop")
+        await eventually(lambda: not differing(db, replica), 30, "the row has come")
+    return replica
+
+
 async def test_a_truncate_before_a_rename_does_not_end_the_suspension(
     db: FreshDatabase, tmp_path: Path
 ) -> None:
     """The rows behind the TRUNCATE have the old name, and no later row brings the new one."""
     config = config_of(db)
-    db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    async with capturing(config, tmp_path) as fetcher:
-        await streaming(fetcher)
-        db.execute("INSERT INTO t VALUES (1, 'a')")
-        replica = RingReplica(tmp_path / "shop")
-        await eventually(lambda: not differing(db, replica), 30, "the row has come")
+    replica = await with_a_row(db, config, tmp_path)
     run(
         db,
         "t",
@@ -357,12 +363,7 @@ async def test_a_renamed_table_that_is_empty_by_now_is_named_before_its_rows_com
 ) -> None:
     """What it had before the rename has no event under the new name."""
     config = config_of(db)
-    db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    async with capturing(config, tmp_path) as fetcher:
-        await streaming(fetcher)
-        db.execute("INSERT INTO t VALUES (1, 'a')")
-        replica = RingReplica(tmp_path / "shop")
-        await eventually(lambda: not differing(db, replica), 30, "the row has come")
+    replica = await with_a_row(db, config, tmp_path)
     run(
         db,
         "u",

@@ -67,8 +67,7 @@ def test_the_keys_of_a_range_are_read_once_however_many_there_are() -> None:
     frames = [model.frames_between([block], model.START, end) for block in blocks]
     units = [CountingUnit(one) for one in frames]
     rows = sum(unit.rows for unit in units)
-    # It needs these methods of a unit alone.
-    net = NetChanges(units, rows, pass_rows=3)  # type: ignore[arg-type]
+    net = NetChanges(units, rows, pass_rows=3)  # type: ignore[arg-type]  # it calls these alone
     assert len(list(net.reading())) > len(units)
     assert [len(unit.reads) for unit in units] == [1] * len(units)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.client.groups.assignment import NOBODY, Assignment, assign
+from databus.client.groups.assignment import UNOWNED, Assignment, assign
 from databus.client.groups.resizing import covering, resized
 from databus.common.checkpoint import (
     BootstrapCheckpoint,
@@ -98,10 +98,10 @@ def test_a_new_member_gets_its_share_and_nothing_else_moves(count: int, size: in
     assert set(moves(before, after)) == after.numbers_of("new")
 
 
-def test_without_members_nobody_has_a_partition_and_places_are_held() -> None:
+def test_without_members_no_partition_is_owned_and_places_are_held() -> None:
     before = assign(Assignment.of(4), ["a", "b"])
     empty = assign(before, [], ["b", "a"])
-    assert empty.owners == (NOBODY,) * 4
+    assert empty.owners == (UNOWNED,) * 4
     assert assign(empty, ["a", "b"], []) == before
     assert assign(empty, ["c"], ["b", "a"]).owners == ("c",) * 4
 

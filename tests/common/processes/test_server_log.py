@@ -47,7 +47,7 @@ def test_a_relay_and_its_children_log_json(
     port = free_port()
     config = tmp_path / "databus.toml"
     # Nothing listens there: the fetcher, a child, reports it.
-    nowhere = f"postgresql://nobody@127.0.0.1:{free_port()}/shop"
+    nowhere = f"postgresql://relay@127.0.0.1:{free_port()}/shop"
     config.write_text(relay_text(nowhere, "public.*", port=port))
     relay = processes.start("relay", "-c", config, "--log-format", "json", name="relay")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from databus.common.errors import StoreError
 
-NOBODY = ""
+UNOWNED = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Assignment:
     """
 
     owners: tuple[str, ...]
-    """The member that each partition is assigned to, or ``NOBODY``."""
+    """The member that each partition is assigned to, or ``UNOWNED``."""
     homes: tuple[str, ...]
     """The member in whose place each partition is: the owner, or a departed one that lent it."""
 
     @classmethod
     def of(cls, count: int) -> Assignment:
-        """``count`` partitions that nobody has."""
-        return cls((NOBODY,) * count, (NOBODY,) * count)
+        """``count`` partitions without an owner."""
+        return cls((UNOWNED,) * count, (UNOWNED,) * count)
 
     def numbers_of(self, member: str) -> frozenset[int]:
         """The partitions that are assigned to a member."""
@@ -77,14 +77,14 @@ def assign(
     a place takes the first of them.
     """
     live = sorted(set(members))
-    owners = [owner if owner in live else NOBODY for owner in before.owners]
+    owners = [owner if owner in live else UNOWNED for owner in before.owners]
     homes = _places(before, owners, live, departed)
     if not live:
         return Assignment(tuple(owners), tuple(homes))
     wanted = [home if home in live else owner for home, owner in zip(homes, owners, strict=True)]
     result = _balanced(wanted, owners, homes, live)
     held = [
-        home if home != NOBODY and home not in live else owner
+        home if home != UNOWNED and home not in live else owner
         for home, owner in zip(homes, result, strict=True)
     ]
     return Assignment(tuple(result), tuple(held))
@@ -110,7 +110,7 @@ def _balanced(wanted: list[str], owners: list[str], homes: list[str], live: list
     numbers: dict[str, list[int]] = {name: [] for name in live}
     pool: list[int] = []
     for number, name in enumerate(wanted):
-        (numbers[name] if name != NOBODY else pool).append(number)
+        (numbers[name] if name != UNOWNED else pool).append(number)
     share, extra = divmod(len(wanted), len(live))
     largest = sorted(live, key=lambda name: (-len(numbers[name]), name))
     room = {}

@@ -287,7 +287,7 @@ class GroupClient:
             asyncio.run(self._deliver(delivering.partition, delivering.client))
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits for the end
+        with contextlib.suppress(RuntimeError):  # the loop was closed: no task waits for the end
             loop.call_soon_threadsafe(self._end, delivering, failure)
 
     async def _deliver(self, partition: OwnedPartition, client: DatabusClient) -> None:

@@ -16,7 +16,7 @@ from databus.client.checkpoints.checkpoint_table import (
     Steps,
     StoredCheckpoint,
 )
-from databus.client.groups.assignment import NOBODY, Assignment, assign
+from databus.client.groups.assignment import UNOWNED, Assignment, assign
 from databus.client.groups.resizing import resized
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import ConfigError, StoreBusy, UsageError
@@ -80,7 +80,7 @@ class GroupState:
     departed: tuple[str, ...]
     """The members whose leases have ended, the latest first."""
     owners: tuple[Holding, ...]
-    """By partition: the incarnation that has claimed it, live or not, or ``NOBODY``."""
+    """By partition: the incarnation that has claimed it, live or not, or ``UNOWNED``."""
     next_end_us: int | None
     """Microseconds until the first lease of a member ends, unless it is renewed."""
 
@@ -243,7 +243,7 @@ class GroupTable:
         yield (
             f"UPDATE {self._partitions} SET owner = ? "
             "WHERE group_name = ? AND number = ? AND owner = ? AND fence = ?",
-            (NOBODY, group, claim.number, incarnation, claim.fence),
+            (UNOWNED, group, claim.number, incarnation, claim.fence),
         )
 
     def resize(self, group: str, count: int) -> Steps[None]:
@@ -319,10 +319,10 @@ class GroupTable:
         return (yield from self.state(group))
 
     def _resized(self, group: str, state: GroupState) -> Steps[GroupState]:
-        """Replace the partitions, as soon as nobody owns one and no checkpoint is locked."""
-        nobody = Assignment((NOBODY,) * state.count, state.assignment.homes)
-        if state.assignment != nobody:
-            yield self._assign(group, state, nobody)
+        """Replace the partitions, as soon as no member owns one and no checkpoint is locked."""
+        unowned = Assignment((UNOWNED,) * state.count, state.assignment.homes)
+        if state.assignment != unowned:
+            yield self._assign(group, state, unowned)
             return (yield from self.state(group))
         if not all(map(state.is_free, range(state.count))):
             return state
@@ -395,7 +395,7 @@ class GroupTable:
             yield (
                 f"INSERT INTO {self._partitions} (group_name, number, owner, fence) "
                 "VALUES (?, ?, ?, ?)",
-                (group, number, NOBODY, fence),
+                (group, number, UNOWNED, fence),
             )
 
 
