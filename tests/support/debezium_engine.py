@@ -71,6 +71,27 @@ def _properties(product: str, url: str, database: str) -> dict[str, str]:
     }
 
 
+def _records_in(output: Path) -> list[EngineRecord]:
+    """The records of every line that the engine has completed."""
+    lines = output.read_text().split("\n")[:-1]
+    return [
+        EngineRecord(
+            line["topic"],
+            json.loads(line["key"] or "null"),
+            json.loads(line["value"] or "null"),
+            line["headers"],
+        )
+        for line in map(json.loads, lines)
+    ]
+
+
+def _is_marker(record: EngineRecord, number: int | None) -> bool:
+    """Whether a record is the row of ``marker`` with that number, or any row of it."""
+    if not record.topic.endswith(".marker") or record.value is None:
+        return False
+    return number is None or record.value["payload"]["after"]["id"] == number
+
+
 @contextlib.contextmanager
 def started_engine(
     folder: Path, product: str, url: str, database: str, execute: Callable[[str], object]
@@ -97,8 +118,8 @@ def started_engine(
         )
     deadline_s = time.monotonic() + 90 * PATIENCE
 
-    def wait_for(text: str, each: Callable[[], object] = lambda: None) -> None:
-        while text not in output.read_text():
+    def wait_for_marker(number: int | None, each: Callable[[], object] = lambda: None) -> None:
+        while not any(_is_marker(record, number) for record in _records_in(output)):
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline_s, log.read_text()[-3000:]
             each()
@@ -106,22 +127,12 @@ def started_engine(
 
     def records() -> list[EngineRecord]:
         execute(f"INSERT INTO marker VALUES ({_LAST})")
-        wait_for(str(_LAST))
-        lines = [json.loads(line) for line in output.read_text().splitlines()]
-        return [
-            EngineRecord(
-                line["topic"],
-                json.loads(line["key"] or "null"),
-                json.loads(line["value"] or "null"),
-                line["headers"],
-            )
-            for line in lines
-            if not line["topic"].endswith(".marker")
-        ]
+        wait_for_marker(_LAST)
+        return [one for one in _records_in(output) if not one.topic.endswith(".marker")]
 
     numbers = iter(range(1, _LAST))
     try:
-        wait_for(".marker", lambda: execute(f"INSERT INTO marker VALUES ({next(numbers)})"))
+        wait_for_marker(None, lambda: execute(f"INSERT INTO marker VALUES ({next(numbers)})"))
         yield records
     finally:
         assert process.stdin is not None
