@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -260,6 +261,57 @@ def test_a_stream_that_dies_and_starts_again_gives_each_change_once(
     assert after_changes({}, [*first, *changes]) == source_rows(system, "orders")
 
 
+def test_a_stream_has_no_more_in_a_batch_than_its_limits(
+    spark: Any, system: System, tmp_path: Path
+) -> None:
+    def run(name: str, **limits: Any) -> list[list[dict[str, Any]]]:
+        """The batches of a query over what there is now, from its checkpoint."""
+        given = options(system, "orders", metadata="true", **limits)
+        sink = Sink(tmp_path / name)
+        query = (
+            spark.readStream.format("databus")
+            .options(**given)
+            .load()
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(tmp_path / f"{name}.checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return sink.rows()
+
+    limits: dict[str, dict[str, Any]] = {
+        "events": {"maxEventsPerTrigger": 7},
+        "bytes": {"maxBytesPerTrigger": "1KiB", "relays": ""},
+    }
+    for name, limit in limits.items():
+        assert len(run(name, **limit)) == 1, "the snapshot"
+    begun = settled(system)
+    windows: Counter[int] = Counter()
+    while len(windows) < 5:
+        end = write(system, 10)
+        every = read(spark, system, "orders", since=begun, until=end, mode="all", partitions=1)
+        windows = Counter(row["_scn"] for row in rows_of(every, own=True))
+    for name, limit in limits.items():
+        snapshot, *batches = run(name, **limit)
+        found = [Counter(row["_scn"] for row in batch) for batch in batches]
+        assert sum(found, Counter()) == windows
+        assert found == list(filled(windows, 7)) if name != "bytes" else len(found) > 1
+        changes = [row for batch in batches for row in batch]
+        assert after_changes({}, [*snapshot, *changes]) == source_rows(system, "orders")
+
+
+def filled(windows: Counter[int], most: int) -> Iterator[Counter[int]]:
+    """The windows in batches of as many events as possible, of one window at least."""
+    batch: Counter[int] = Counter()
+    for scn in sorted(windows):
+        if batch and batch.total() + windows[scn] > most:
+            yield batch
+            batch = Counter()
+        batch[scn] = windows[scn]
+    yield batch
+
+
 STALLS = {"orders": 1, "order_lines": 0}
 """In which batch the copy of a table waits to be killed: the first is the snapshot."""
 
@@ -346,6 +398,7 @@ def test_options_that_make_no_sense_are_refused_by_name(spark: Any, system: Syst
         ({"scn": 5, "since": 3}, "do not go together"),
         ({"sinse": 3}, "sinse"),
         ({"mode": "some"}, "mode"),
+        ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
         ({"columns": "none_such"}, "none_such"),
     ):
         with pytest.raises(Exception, match=word):

@@ -1,7 +1,10 @@
 """``spark.read`` and ``spark.readStream`` of the format ``databus``.
 
-``data_source`` is the data source; ``register`` adds it to a Spark session.
+In reading order: ``data_source`` (what Spark calls; ``register`` adds it to a session),
+``read_options``, ``pushed_filters`` (a query's filters as the servers'), ``table_tasks`` (the work
+of a task), ``micro_batches`` (``readStream``, its offsets and limits).
 
+Imported by applications.  It imports ``tables``.
 """
 
 from __future__ import annotations

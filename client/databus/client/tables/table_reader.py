@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from databus.client.pulling.transport import FRAMES_TYPE
 from databus.client.tables.arrow_rows import RowDecoder
+from databus.client.tables.batch_limits import BatchEnd, BatchLimit
 from databus.common.checkpoint import (
     ORIGIN,
     OnlineCheckpoint,
@@ -273,22 +274,80 @@ class TableReader:
 
     def _from_relay(self, requested: Range, since: Position, spool: BatchSpool) -> None:
         """Read relays until ``until`` is reached."""
+
+        def take(data: bytes, columns: FrameColumns, at: Position) -> bool:
+            spool.write(data, columns, after=at, upto=requested.until)
+            return False
+
+        self._relay_frames(requested, since, take)
+
+    def _relay_frames(
+        self,
+        requested: Range,
+        since: Position,
+        take: Callable[[bytes, FrameColumns, Position], bool],
+    ) -> None:
+        """Call ``take`` with the frames of relays, each block with the position before it.
+
+        It ends when ``until`` is reached, or when ``take`` returns True.
+        """
         at = since
+        is_taken = False
 
         def once(server: str) -> None:
-            nonlocal at
+            nonlocal at, is_taken
             checkpoint = encode(OnlineCheckpoint(self.address.database, requested.clock, at))
             query = {"sources": self.address.source, "checkpoint": checkpoint, "wait_ms": "1000"}
             with self._open(server, "stream", query | _filters(requested)) as answer:
                 for data, columns in _blocks(answer, server):
                     self._progress_s = time.monotonic()
-                    spool.write(data, columns, after=at, upto=requested.until)
+                    is_taken = take(data, columns, at)
                     at = max(at, _position(columns, len(columns) - 1))
-                    if at >= requested.until:
+                    if is_taken or at >= requested.until:
                         return
 
-        while at < requested.until:
+        while at < requested.until and not is_taken:
             self._from_any(self.address.relays, once)
+
+    # -- limits of a batch ----------------------------------------------------------------
+
+    def end_within(self, requested: Range, limit: BatchLimit) -> Position:
+        """Where a batch of changes after ``since`` ends that has ``limit`` at most.
+
+        That is a window's end, and ``until`` at most.  A window that is larger than the limit is a
+        batch.  So are changes that have been merged: their windows are gone.  The frames are read
+        for this, and not decoded.
+        """
+        since = requested.since or ORIGIN
+        if self.address.relays and since != ORIGIN:
+            found = BatchEnd(limit)
+            try:
+                self._relay_frames(requested, since, lambda _, columns, __: found.take(columns))
+                return min(found.end if found.is_over else requested.until, requested.until)
+            except ScnTooOld:
+                if not self.address.bootstraps:
+                    raise
+        try:
+            return self._from_any(
+                self.address.bootstraps, lambda server: self._logged_end(server, requested, limit)
+            )
+        except LogTooYoung as error:
+            merged = decode_position(error.details.get("oldest"))
+            return min(merged, requested.until) if merged > since else requested.until
+
+    def _logged_end(self, server: str, requested: Range, limit: BatchLimit) -> Position:
+        """The same from a bootstrap server's log."""
+        found = BatchEnd(limit)
+        query = self._query(requested, "all", requested.until)
+        with self._open(server, "changes", query) as answer:
+            _check_clock(answer.headers.get("Databus-Clock"), requested.clock)
+            for _, columns in _blocks(answer, server):
+                self._progress_s = time.monotonic()
+                if found.take(columns):
+                    return min(found.end, requested.until)
+                if (columns.op == Op.CHECKPOINT).any():
+                    return requested.until
+        raise ServerUnavailable(f"{server} ended its answer in the middle")
 
     # -- the wire -----------------------------------------------------------------------
 
