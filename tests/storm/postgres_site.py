@@ -35,7 +35,7 @@ _OF_RELAY = (
     f"ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {RELAY}",
 )
 MAKE_RELAY = "; ".join(_OF_RELAY)
-_RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
+_RESTORE_RELAY = (f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:])
 _LACKING = (
     "the server refuses", "REPLICATION attribute", "may not read", "permission denied", "lacks it",
 )  # fmt: skip
@@ -288,7 +288,10 @@ class PostgresSite(Site):
         """What the reasons of suspensions name as the cure."""
         self._end_prepared()
         if self._has_relay():
-            self._ask(_RESTORE_RELAY)
+            for statement in _RESTORE_RELAY:
+                # A script may have dropped a schema, and been refused when it made it again.
+                with contextlib.suppress(psycopg.errors.InvalidSchemaName):
+                    self._ask(statement)
             with contextlib.suppress(psycopg.errors.DuplicateObject):
                 self._ask(f"CREATE PUBLICATION {SLOT} WITH (publish_via_partition_root = true)")
         for (name,) in self._ask(_NARROWED):
