@@ -29,6 +29,7 @@ from benchmarks.harness import Report, Run, measure, start
 from databus.common.checkpoint import ORIGIN
 from databus.common.compiled.kernels import I64Array, U8Array, crc32c, jit, load_u32
 from databus.common.config import DatabaseConfig, SourceUrl
+from databus.common.filters.predicate import parse_where
 from databus.common.filters.stream_filter import ModPartition, StreamFilter
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import HEADER_BYTES, OFFSETS, Op
@@ -37,7 +38,6 @@ from databus.common.schema.source_schema import SchemaSet
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_reader import RingReader
 from databus.relay.ring.ring_writer import RingWriter
-from databus.relay.serving.filter.predicate import parse_where
 from databus.relay.serving.header_cache import MIN_CACHE_PART_BYTES, HeaderCache
 from databus.relay.serving.row_filter import RowFilter
 from databus.relay.serving.stream_cursor import StreamCursor, warm_up

@@ -12,9 +12,9 @@ import typer.main
 from databus.cli.main import cli
 from databus.client import DatabusClient
 from databus.common import config
+from databus.common.filters.predicate import parse_where
 from databus.common.filters.stream_filter import parse_ops, parse_partition, parse_sources
 from databus.relay.capture.source_catalogue import create_source
-from databus.relay.serving.filter.predicate import parse_where
 from docs.generate.hooks import PAGES
 
 ROOT = Path(__file__).parent.parent

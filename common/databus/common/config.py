@@ -8,7 +8,6 @@ units ("256MiB", "30s"), and secrets never print.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import tomllib
 from pathlib import Path
@@ -50,6 +49,7 @@ from databus.common.sink_config import (
     SqlSinkConfig,
     WebhookSinkConfig,
 )
+from databus.common.spelling import spelling_advice
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -501,6 +501,4 @@ def _finding(item: Any) -> str:
         return f"{where}: {item['msg'].removeprefix('Value error, ')}"
     model = _MODELS.get(location[-2], Config) if len(location) > 1 else Config
     names = list(model.model_fields)
-    near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(names)}"
-    return f"unknown key {where}; {advice}"
+    return f"unknown key {where}; {spelling_advice(location[-1], names, 'known keys are')}"

@@ -32,6 +32,12 @@ class RouteConfig(Section):
     """Columns that go there, besides those of the key. Empty for all.
     Example: columns = ["state", "amount"] """
 
+    where: str = ""
+    """Rows that go there: a predicate over the columns of the source, as `where=` of a relay has
+    it. An update that brings a row in comes as an insert, one that takes it out as a delete. Empty
+    for all rows.
+    Example: where = "state = 'paid' AND amount > 100" """
+
 
 class SqlSinkConfig(Section):
     """``[sink.sql]``: tables of a database as a mirror of the sources."""

@@ -14,13 +14,13 @@ import pytest
 
 from databus.common.checkpoint import Position
 from databus.common.errors import BadFilter
+from databus.common.filters.predicate import parse_where
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame.frame_format import FrameSplitter, Op, iter_frames, pack_bitmap
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.http.stream_formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
 from databus.relay.serving import row_filter
-from databus.relay.serving.filter.predicate import parse_where
 from databus.relay.serving.row_filter import (
     CHUNK_BYTES,
     MAX_CHUNKS,

@@ -59,9 +59,10 @@ from databus.common.http.http_connections import lost
 from databus.common.http.json_rendering import Renderer
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
-from databus.common.http.request_parameters import nearest, parse_checkpoint
+from databus.common.http.request_parameters import parse_checkpoint
 from databus.common.http.status_page import status_page
 from databus.common.http.stream_formats import make_format
+from databus.common.spelling import nearest
 
 AHEAD_WAIT_S = 5.0
 AHEAD_POLL_S = 0.1

@@ -28,8 +28,8 @@ from databus.bootstrap.runs.open_run import FileSlot
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
 from databus.common.errors import FormatError, LogTooYoung, NotSeeded, StoreError, UnknownSource
 from databus.common.filters.stream_filter import StreamFilter, matches, matching_ids
-from databus.common.http.request_parameters import nearest
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
+from databus.common.spelling import nearest
 
 STALE_WRITER_S = 30.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
@@ -10,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from databus.common.access.credentials import Credentials
 from databus.common.errors import ConfigError
 from databus.common.schema.source_schema import SourceSchema
+from databus.common.spelling import spelling_advice
 
 Dispatch = Literal["serial", "within_window", "across_windows"]
 OnGap = Literal["error", "oldest", "latest"]
@@ -168,7 +168,5 @@ def parse_options(values: Mapping[str, Any]) -> Options:
     known = [item.name for item in fields(Options)]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"unknown option {name}; {advice}")
+            raise ConfigError(f"unknown option {name}; {spelling_advice(name, known)}")
     return Options(**values)

@@ -1,6 +1,6 @@
 """What a sink writes: rows in commit order, or tables of Arrow columns.
 
-Routes, columns and the transform are applied here, so that every sink has them.
+Routes, columns, ``where`` and the transform are applied here, so that every sink has them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,17 +151,13 @@ class SinkBatch:
         """The rows in commit order; in a bootstrap, in the order in which they came.
 
         Raises:
-            SinkRefused: the transform failed.
+            SinkRefused: ``where`` cannot be decided, or the transform failed.
         """
-        transform = self._routes.transform
         for event in self._events():
             route = self._routes.of(event.source)
             if route is None:
                 continue
-            row: SinkRow | None = SinkRow(event, route)
-            if transform is not None:
-                assert row is not None
-                row = _transformed(transform, row)
+            row = self._routes.row(route, SinkRow(event, route))
             if row is not None:
                 yield row
 
@@ -172,7 +168,7 @@ class SinkBatch:
         rows out; it cannot add columns here.
 
         Raises:
-            SinkRefused: the transform failed.
+            SinkRefused: ``where`` cannot be decided, or the transform failed.
             FormatError: the bytes of a row are not of their schema.
         """
         by_source: dict[tuple[str, bool], list[DataBatch]] = {}
@@ -182,7 +178,7 @@ class SinkBatch:
             route = self._routes.of(source)
             if route is None:
                 continue
-            for schema, pieces in _runs(self._pieces(batches)):
+            for schema, pieces in _runs(self._pieces(batches, route)):
                 chosen = _chosen_schema(schema, route)
                 arrow = _joined(pieces)
                 if len(chosen.columns) < len(schema.columns):
@@ -190,37 +186,41 @@ class SinkBatch:
                     arrow = arrow.select([*names, *arrow.schema.names[len(schema.columns) :]])
                 yield SinkTable(source, route.target, chosen, is_bootstrap, arrow)
 
-    def _pieces(self, batches: Sequence[DataBatch]) -> Iterator[tuple[SourceSchema, Any]]:
+    def _pieces(
+        self, batches: Sequence[DataBatch], route: Route
+    ) -> Iterator[tuple[SourceSchema, Any]]:
         for batch in batches:
             for schema, whole in batch.versions:
                 arrow = whole
                 if self._after is not None and batch.mode == "online":
                     arrow = whole.filter(_is_after(whole, self._after))
-                if self._routes.transform is None:
-                    yield schema, arrow
+                if self._routes.changes_rows(route):
+                    yield schema, self._changed_rows(batch, route, schema, arrow)
                 else:
-                    yield schema, self._transformed_rows(batch, schema, arrow)
+                    yield schema, arrow
 
-    def _transformed_rows(self, batch: DataBatch, schema: SourceSchema, arrow: Any) -> Any:
-        """The rows of a piece after the transform."""
+    def _changed_rows(
+        self, batch: DataBatch, route: Route, schema: SourceSchema, arrow: Any
+    ) -> Any:
+        """The rows of a piece after ``where`` and the transform."""
         import pyarrow as pa
 
-        assert self._routes.transform is not None
         wanted = set(zip(arrow["_scn"].to_pylist(), arrow["_seq"].to_pylist(), strict=True))
-        plain = Route(batch.source)
+        plain = Route(batch.source)  # ``tables`` chooses the columns.
         texts = {field.name for field in arrow.schema if field.type == pa.string()}
         rows = []
         for event in batch.events():
             if (event.scn, event.seq) not in wanted:
                 continue
-            row = _transformed(self._routes.transform, SinkRow(event, plain))
+            row = self._routes.row(route, SinkRow(event, plain))
             if row is None:
                 continue
             values = row.value if row.value is not None else (row.before or row.key)
+            absent = sorted(event.absent.difference(values))
             rows.append(
                 {name: _arrow_value(value, name in texts) for name, value in values.items()}
                 | {"_op": row.op, "_scn": event.scn, "_seq": event.seq}
-                | {"_commit_time": event.commit_time, "_absent": sorted(event.absent) or None}
+                | {"_commit_time": event.commit_time, "_absent": absent or None}
             )
         try:
             return pa.RecordBatch.from_pylist(rows, schema=arrow.schema)
@@ -256,13 +256,6 @@ def _is_after(arrow: Any, position: Position) -> Any:
 
 def _in_order(events: list[Event]) -> list[Event]:
     return sorted(events, key=lambda event: event.position)
-
-
-def _transformed(transform: Callable[[SinkRow], SinkRow | None], row: SinkRow) -> SinkRow | None:
-    try:
-        return transform(row)
-    except Exception as error:
-        raise SinkRefused(f"the transform failed for {row!r}: {error!r}") from error
 
 
 def _chosen_schema(schema: SourceSchema, route: Route) -> SourceSchema:

@@ -1,17 +1,18 @@
-"""Where the rows of a source go: targets by pattern, columns, and a function over each row."""
+"""Where the rows of a source go: targets by pattern, columns, ``where``, a function over rows."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from databus.common.errors import ConfigError
+from databus.common.errors import ConfigError, SinkRefused
 from databus.common.filters.stream_filter import matches
 from databus.common.schema.source_names import split_source
 
 if TYPE_CHECKING:
+    from databus.client.sinks.route_filter import RouteFilter
     from databus.client.sinks.sink_batch import SinkRow
     from databus.common.sink_config import RouteConfig
 
@@ -21,10 +22,11 @@ _FIELDS = "{database}, {source}, {schema}, {table}"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The target of one source, and the columns that go there; empty for all."""
+    """The target of one source, the columns that go there (empty for all), and the rows."""
 
     target: str
     columns: frozenset[str] = frozenset()
+    where: RouteFilter | None = None
 
 
 class SinkRoutes:
@@ -45,27 +47,53 @@ class SinkRoutes:
         transform: Transform | None = None,
     ) -> None:
         self._database = database
-        self._rules = [
-            ((route.source,), route.target or default_target, frozenset(route.columns))
-            for route in routes
-        ] or [(("*",), default_target, frozenset())]
-        self.transform = transform
+        self._rules = [(route.source, _route_of(route, default_target)) for route in routes] or [
+            ("*", Route(default_target))
+        ]
+        self._transform = transform
         self._found: dict[str, Route | None] = {}
-        for _, template, _ in self._rules:
-            _filled(template, database, "schema.table")
+        for _, route in self._rules:
+            _filled(route.target, database, "schema.table")
 
     def of(self, source: str) -> Route | None:
         """The route of a source; None if it is left out."""
         if source not in self._found:
             self._found[source] = next(
                 (
-                    Route(_filled(template, self._database, source), columns)
-                    for patterns, template, columns in self._rules
-                    if matches(source, patterns)
+                    replace(route, target=_filled(route.target, self._database, source))
+                    for pattern, route in self._rules
+                    if matches(source, (pattern,))
                 ),
                 None,
             )
         return self._found[source]
+
+    def changes_rows(self, route: Route) -> bool:
+        """Whether ``row`` may give other rows than it receives."""
+        return route.where is not None or self._transform is not None
+
+    def row(self, route: Route, row: SinkRow) -> SinkRow | None:
+        """The row after ``where`` of its route and the transform; None if it is left out.
+
+        Raises:
+            SinkRefused: ``where`` cannot be decided, or the transform failed.
+        """
+        found = row if route.where is None else route.where.row(row)
+        if found is None or self._transform is None:
+            return found
+        try:
+            return self._transform(found)
+        except Exception as error:
+            raise SinkRefused(f"the transform failed for {found!r}: {error!r}") from error
+
+
+def _route_of(config: RouteConfig, default_target: str) -> Route:
+    where = None
+    if config.where:
+        from databus.client.sinks.route_filter import RouteFilter
+
+        where = RouteFilter(config.where)
+    return Route(config.target or default_target, frozenset(config.columns), where)
 
 
 def load_transform(name: str) -> Transform:

@@ -8,8 +8,7 @@ names.  What is not here: HTTP itself.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +32,7 @@ from databus.common.filters.stream_filter import (
     parse_partition,
     parse_sources,
 )
+from databus.common.spelling import spelling_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,7 @@ def check_names(query: Mapping[str, str], parameters: Iterable[Parameter]) -> No
     known = [parameter.name for parameter in parameters]
     for name in query:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            listed = ", ".join(known) or "none"
-            advice = f"did you mean {near[0]}?" if near else f"known are: {listed}"
+            advice = spelling_advice(name, known, "known are:")
             raise BadRequest(f"unknown parameter {name!r}; {advice}", parameter=name)
 
 
@@ -239,9 +237,3 @@ def parse_flag(query: Mapping[str, str], name: str, default: bool = False) -> bo
     if query[name].lower() not in _TRUTHS:
         raise BadRequest(f"{name}={query[name]!r} is neither true nor false", parameter=name)
     return _TRUTHS[query[name].lower()]
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """`` (did you mean X?)`` or nothing, for messages about an unknown name."""
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" (did you mean {near[0]}?)" if near else ""

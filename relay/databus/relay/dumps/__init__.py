@@ -7,6 +7,5 @@ a chunk may still go out), ``watermark_writes`` (watermarks as rows of a table),
 ``resync_pace`` and ``resync`` (tables that are not followed), ``resync_requests`` and
 ``chunk_reads`` (the HTTP requests about them).
 
-Imported by ``processes``, ``serving`` and ``http``.  It imports ``capture``, ``sources`` and
-``serving/filter``.
+Imported by ``processes``, ``serving`` and ``http``.  It imports ``capture`` and ``sources``.
 """

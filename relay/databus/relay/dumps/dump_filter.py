@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from databus.common.errors import BadFilter
-from databus.relay.serving.filter.predicate import compile_predicate, parse_where
+from databus.common.filters.predicate import compile_predicate, parse_where
 from databus.relay.sources.contract import Chunk
 from databus.relay.sources.row_buffers import Rows
 

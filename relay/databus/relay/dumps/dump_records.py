@@ -15,8 +15,8 @@ from typing import Any
 
 from databus.common.checkpoint import Position, decode_position
 from databus.common.errors import BadCheckpoint, BadRequest, FormatError, NotFound
+from databus.common.filters.predicate import parse_where
 from databus.relay.ring.data_folder import read_document, write_document
-from databus.relay.serving.filter.predicate import parse_where
 
 DEFAULT_CHUNK_ROWS = 2000
 MAX_CHUNK_ROWS = 1_000_000

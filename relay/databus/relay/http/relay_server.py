@@ -33,11 +33,11 @@ from databus.common.http.http_application import (
 )
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
-from databus.common.http.request_parameters import nearest
 from databus.common.http.status_page import status_page
 from databus.common.private import keep_files_private
 from databus.common.processes.loading import loading
 from databus.common.processes.server_log import log_to_stderr
+from databus.common.spelling import nearest
 from databus.relay.columns import column_kernels
 from databus.relay.http import relay_endpoints
 from databus.relay.http.dump_proxy import pass_on

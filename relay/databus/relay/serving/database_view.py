@@ -31,8 +31,8 @@ from databus.common.errors import (
 )
 from databus.common.filters.stream_filter import StreamFilter, matches, matching_ids
 from databus.common.frame.frame_format import source_id
-from databus.common.http.request_parameters import nearest
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
+from databus.common.spelling import nearest
 from databus.common.table_state import CaptureState, table_state_of
 from databus.relay.columns.projection import Projections
 from databus.relay.dumps.dump_records import DumpBook

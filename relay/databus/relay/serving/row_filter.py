@@ -12,29 +12,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from databus.common.errors import BadFilter
+from databus.common.filters.predicate import (
+    Predicate,
+    compile_predicate,
+    unknown_column,
+)
+from databus.common.filters.row_rule import RowRule, names_of, row_rule
 from databus.common.filters.stream_filter import Mask
 from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
     FrameColumns,
-    FrameView,
-    Op,
     trusted_frame,
 )
 from databus.common.frame.header_layout import gathered
-from databus.common.schema.source_schema import SchemaSet, SourceSchema
+from databus.common.schema.source_schema import SchemaSet
 from databus.relay.ring.ring_reader import RingReader
-from databus.relay.serving.filter.predicate import (
-    Predicate,
-    Test,
-    compile_predicate,
-    unknown_column,
-)
 from databus.relay.serving.filter.predicate_kernels import LEFT_OUT, TAKEN, UNDECIDED
 from databus.relay.serving.filter.predicate_program import Program, compile_program
 from databus.relay.serving.header_cache import CachedHeaders
@@ -58,50 +56,10 @@ class SlowRowsError(Exception):
 
 
 class _Rule(NamedTuple):
-    """How rows of one schema are filtered; without ``test`` the result is ``otherwise``.
+    """How rows of one version are filtered.  ``program`` decides most of it, many rows at once."""
 
-    ``program`` decides most of what ``test`` does, many rows at once.
-    """
-
-    schema: SourceSchema
-    test: Test | None
-    otherwise: bool = True
+    row_rule: RowRule
     program: Program | None = None
-
-    def takes(self, frame: FrameView) -> bool:
-        """Whether the change is selected."""
-        if self.test is None:
-            return self.otherwise
-        if frame.op == Op.TRUNCATE:
-            return True
-        before = frame.before
-        old = None if before is None else self.schema.decode_row(before)
-        if frame.op == Op.DELETE:
-            return self._may_hold(self._key(frame) if old is None else old)
-        if self._may_hold(self._row_after(frame, old)):
-            return True
-        return frame.op == Op.UPDATE and self._may_hold(self._key(frame) if old is None else old)
-
-    def _key(self, frame: FrameView) -> dict[str, Any]:
-        return self.schema.decode_key(frame.key) if frame.key_len else {}
-
-    def _row_after(self, frame: FrameView, old: dict[str, Any] | None) -> dict[str, Any]:
-        """The row; columns that a partial frame lacks are unchanged, so the row before has them."""
-        row = self.schema.decode_row(frame.after or b"")
-        if frame.absent_len:
-            for name in self.schema.absent_names(frame.absent):
-                if old is None:
-                    del row[name]
-                else:
-                    row[name] = old[name]
-        return row
-
-    def _may_hold(self, row: dict[str, Any]) -> bool:
-        assert self.test is not None
-        try:
-            return self.test(row) is True
-        except KeyError:
-            return True
 
 
 class RowFilter:
@@ -236,7 +194,7 @@ class RowFilter:
             copies = memoryview(cached_headers.fetch(ring, left, lengths))
             for index, offset in zip(left, np.cumsum(lengths) - lengths, strict=True):
                 frame = trusted_frame(copies, int(offset))
-                is_taken = self._rule_of(frame.schema_fp).takes(frame)
+                is_taken = self._rule_of(frame.schema_fp).row_rule.takes(frame)
                 matches[index] = TAKEN if is_taken else LEFT_OUT
         self.decided_count += len(chosen)
         return matches[chosen]
@@ -262,7 +220,8 @@ class RowFilter:
         view = block.data
         for index, offset in zip(unknown.tolist(), offsets[unknown].tolist(), strict=True):
             frame = trusted_frame(view, offset)
-            matches[index] = TAKEN if self._rule_of(frame.schema_fp).takes(frame) else LEFT_OUT
+            is_taken = self._rule_of(frame.schema_fp).row_rule.takes(frame)
+            matches[index] = TAKEN if is_taken else LEFT_OUT
 
     def _by_program(
         self,
@@ -277,8 +236,8 @@ class RowFilter:
         for fingerprint in found:
             rule = self._rule_of(fingerprint)
             chosen = unknown if len(found) == 1 else unknown[fingerprints == fingerprint]
-            if rule.test is None:
-                matches[chosen] = TAKEN if rule.otherwise else LEFT_OUT
+            if rule.row_rule.test is None:
+                matches[chosen] = TAKEN if rule.row_rule.otherwise else LEFT_OUT
             elif rule.program is not None:
                 rule.program.match(block, offsets, chosen, matches)
 
@@ -305,12 +264,7 @@ class RowFilter:
 
     def _column_names(self, source: str) -> set[str]:
         """The names in all versions of a source."""
-        return {
-            column.name
-            for schema in self._schemas
-            if schema.source == source
-            for column in schema.columns
-        }
+        return names_of(schema for schema in self._schemas if schema.source == source)
 
     def _fits(self, names: set[str]) -> bool:
         return all(name.among(names) is not None for name in self.predicate.names)
@@ -321,14 +275,10 @@ class RowFilter:
     def _rule(self, fingerprint: int) -> _Rule:
         schema = self._schemas.by_fingerprint(fingerprint)
         names = self._column_names(schema.source)
-        if not self._fits(names):
-            rule = _Rule(schema, None, otherwise=False)
-        else:
-            try:
-                test = compile_predicate(self.predicate, schema.columns, names)
-                rule = _Rule(schema, test, program=compile_program(self.predicate, schema, names))
-            except BadFilter:  # a version with other types than the newest: it cannot be decided
-                rule = _Rule(schema, None)
+        found = row_rule(self.predicate, schema, names)
+        is_open = found.test is not None
+        program = compile_program(self.predicate, schema, names) if is_open else None
+        rule = _Rule(found, program)
         self._rules[fingerprint] = rule
         return rule
 

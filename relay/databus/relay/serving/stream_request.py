@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from databus.common.access.grants import EVERYTHING, Access
 from databus.common.checkpoint import After, AtTime, StartPoint
 from databus.common.errors import BadRequest, Forbidden
+from databus.common.filters.predicate import MAX_TEXT_CHARS, Predicate, parse_where
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.http.request_parameters import (
     CHECKPOINT,
@@ -32,7 +33,6 @@ from databus.common.http.stream_formats import choose_format, takes_spans
 from databus.relay.serving import send_batching
 from databus.relay.serving.content_coding import choose_coding
 from databus.relay.serving.counters.client_counters import UNNAMED, parse_client
-from databus.relay.serving.filter.predicate import MAX_TEXT_CHARS, Predicate, parse_where
 
 WHERE = Parameter(
     "where",

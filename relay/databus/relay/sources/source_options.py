@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from pydantic import ConfigDict
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError
+from databus.common.spelling import spelling_advice
 
 
 class SourceOptions(pydantic.BaseModel):
@@ -45,9 +45,8 @@ def _problem(kind: type[SourceOptions], item: Any) -> str:
     option, value = ".".join(map(str, item["loc"])), item["input"]
     if item["type"] == "extra_forbidden":
         known = list(kind.model_fields)
-        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-        listed = f"known are {', '.join(known)}" if known else "this source has no options"
-        return f"unknown option {option!r}; {f'did you mean {near[0]}?' if near else listed}"
+        advice = spelling_advice(option, known) if known else "this source has no options"
+        return f"unknown option {option!r}; {advice}"
     if item["type"] == "literal_error":
         takes = item["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
         return f"{option} is {value!r}; it takes {takes}"

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from databus.common.errors import ReaderOvertaken
+from databus.common.filters.predicate import parse_where
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, pack_bitmap
 from databus.common.frame.window_builder import WindowBuilder
@@ -26,7 +27,6 @@ from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceS
 from databus.relay.ring.ring import Ring
 from databus.relay.serving import row_filter
 from databus.relay.serving.filter import predicate_kernels, text_kernels
-from databus.relay.serving.filter.predicate import parse_where
 from databus.relay.serving.filter.predicate_program import compile_program
 from databus.relay.serving.header_cache import HeaderCache
 from databus.relay.serving.row_filter import RowFilter, SlowRowsError
@@ -126,7 +126,7 @@ def compare(where: str, block: np.ndarray[Any, np.dtype[np.uint8]]) -> float:
         program.match(block, columns.offset, rows, matches)
     for index in rows[matches[rows] != predicate_kernels.UNDECIDED]:
         found = frame_format.trusted_frame(block.data, int(columns.offset[index]))
-        assert rule.takes(found) == matches[index], (where, found.op, index)
+        assert rule.row_rule.takes(found) == matches[index], (where, found.op, index)
     return float(np.mean(matches[rows] != predicate_kernels.UNDECIDED))
 
 

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from sqlglot import exp
 
 from databus.common.compiled import avro_row_kernels
+from databus.common.filters.predicate import Compiler, Name, Predicate, flat, like_tokens
+from databus.common.filters.predicate_values import Operand, as_float, unified
 from databus.common.schema.column_values import to_avro
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from databus.relay.serving.filter import predicate_kernels as pk
 from databus.relay.serving.filter import text_kernels as tk
-from databus.relay.serving.filter.predicate import Compiler, Name, Predicate, flat, like_tokens
-from databus.relay.serving.filter.predicate_values import Operand, as_float, unified
 
 MAX_DIGITS = 60
 _LEAST, _MOST = -(2**63), 2**63 - 1

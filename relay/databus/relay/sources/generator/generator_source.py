@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import difflib
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest, ConfigError, UnknownSource
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
+from databus.common.spelling import spelling_advice
 from databus.relay.sources.contract import (
     Batch,
     Chunk,
@@ -118,8 +118,7 @@ def parse_url(url: str) -> Shape:
                 raise ConfigError(f"generator: {name}={text!r} is no number in {least}..{most}")
             values[name] = int(text)
         else:
-            near = difflib.get_close_matches(name, [*_LIMITS, "clock"], n=1)
-            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(_LIMITS)}"
+            advice = spelling_advice(name, [*_LIMITS, "clock"])
             raise ConfigError(f"generator: unknown parameter {name}={text}; {advice}")
     return Shape(**values)
 

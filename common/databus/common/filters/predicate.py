@@ -21,9 +21,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from databus.common.errors import BadFilter
-from databus.common.http.request_parameters import nearest
-from databus.common.schema.source_schema import Column
-from databus.relay.serving.filter.predicate_values import (
+from databus.common.filters.predicate_values import (
     Operand,
     Row,
     arithmetic,
@@ -36,6 +34,8 @@ from databus.relay.serving.filter.predicate_values import (
     typed_literal,
     unified,
 )
+from databus.common.schema.source_schema import Column
+from databus.common.spelling import nearest
 
 MAX_TEXT_CHARS = 4096
 MAX_DEPTH = 60

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from databus.common.errors import BadFilter
+from databus.common.filters.predicate import compile_predicate, like_matcher, parse_where
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
-from databus.relay.serving.filter.predicate import compile_predicate, like_matcher, parse_where
 from databus.relay.serving.filter.predicate_program import compile_program
 from tests.support.schemas import columns_of
 
