@@ -359,6 +359,16 @@ class SinkRefused(DatabusError):
     hint = "Change the target or the configuration as the message says, then start the sink again."
 
 
+class RowRefused(SinkRefused):
+    """The target of a sink refuses the values of a row, and may take others."""
+
+    code = "row_refused"
+    hint = (
+        "Change the target or the row, then start the sink again; or set refused = 'set-aside' in "
+        "[sink], so that the sink stores such rows as dead letters and continues."
+    )
+
+
 class DumpFailed(DatabusError):
     """A dump failed before its end; it can be resumed."""
 

@@ -232,9 +232,19 @@ class SinkConfig(Section):
     limit.
     Example: max_retries = 20 """
 
+    refused: Literal["stop", "set-aside"] = "stop"
+    """What to do with a row whose values the target does not take: `stop` the sink, or `set-aside`
+    the row, and those of its key behind it, in the file `NAME.deadletters` in `data_dir`, and
+    continue.
+    Example: refused = "set-aside" """
+
+    max_dead_letters: int = Field(default=1000, ge=1)
+    """Largest number of rows that are set aside; the sink stops at the next one.
+    Example: max_dead_letters = 20 """
+
     data_dir: Path = Path("var/sink")
-    """Folder of the checkpoint, for a sink that does not store it with the rows. A relative path
-    starts at the configuration file.
+    """Folder of the checkpoint, for a sink that does not store it with the rows, and of the rows
+    that are set aside. A relative path starts at the configuration file.
     Example: data_dir = "/var/lib/databus/sink" """
 
     listen: str = Field(default="", pattern=r"^([^:]+:\d{1,5})?$")

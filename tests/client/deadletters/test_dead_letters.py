@@ -222,6 +222,23 @@ async def test_a_truncate_ends_what_was_held_back_before_it(
     letters.close()
 
 
+async def test_letters_of_a_key_before_and_after_a_truncate_both_hold(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    """After a rollback to before the truncate, which comes again."""
+    server = await scripted(
+        orders(1, 1, 2), window(2, ("t", ORDERS, 0, None)), orders(3, 1, 2), orders(4, 1, 2)
+    )
+    letters = FileDeadLetters(tmp_path / "letters")
+    picky = Picky(Position(1, 0), Position(3, 0), Position(4, 1))
+    options = {"dead_letters": letters, "max_retries": 0, "checkpoint_every_s": 3600.0}
+    client = make(picky, server.url, **options)
+    async with serving(client):
+        await eventually(lambda: client.status.position == Position(4, 2))
+    assert picky.of(1) == []
+    letters.close()
+
+
 async def test_a_truncate_that_fails_holds_back_its_whole_source(
     scripted: StartServer, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
     from databus.client import DatabusClient, DeadLetter
+    from databus.client.delivery.dead_letter_replay import Replayed
 
 cli = typer.Typer(
     help="""Show the dead letters of a consumer, and deliver them again.
@@ -92,7 +93,11 @@ def replay(
     require_extra("client")
     import asyncio
 
-    outcome = asyncio.run(_found(client).replay_dead_letters())
+    print_replayed(asyncio.run(_found(client).replay_dead_letters()))
+
+
+def print_replayed(outcome: Replayed) -> None:
+    """Print what a replay has done.  The exit code is 1 if letters are left."""
     print(
         f"{outcome.delivered} delivered, {outcome.failed} failed again, "
         f"{outcome.behind} left behind those"

@@ -8,9 +8,12 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from databus.client.application.events import Decoding, Event, Mode, Window
 from databus.client.application.frame_blocks import Block
 from databus.client.application.options import Options
+from databus.client.tables.data_batch import BatchDecoding, DataBatch
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
@@ -78,14 +81,25 @@ class DeadLetter:
         Raises:
             FormatError: its bytes are damaged.
         """
-        options = options or Options()
-        schemas = SchemaSet([SourceSchema.from_json(self.schema)])
-        decoding = Decoding(self.database, schemas, options.reader_schemas, objects=options.objects)
         block = Block(self.frames, bootstrap=False)
-        window = Window(decoding, self.mode, block, 0)
+        window = Window(self._decoding(options or Options()), self.mode, block, 0)
         if block.count > 1:
             window.ended_by(block, 1)
         return Event(block, 0, window)
+
+    def batch(self) -> DataBatch:
+        """The row as a batch of one, in the mode of a bootstrap.
+
+        It may have been written with an older version of its table, to which no target goes back.
+        """
+        decoding = BatchDecoding(self._decoding(Options(objects=False)))
+        block = Block(self.frames, bootstrap=False)
+        rows = np.zeros(1, dtype=np.int64)
+        return DataBatch(decoding, self.source, "bootstrap", [(block, rows)])
+
+    def _decoding(self, options: Options) -> Decoding:
+        schemas = SchemaSet([SourceSchema.from_json(self.schema)])
+        return Decoding(self.database, schemas, options.reader_schemas, objects=options.objects)
 
     def to_json(self) -> str:
         """The letter as one line of JSON, in ASCII."""

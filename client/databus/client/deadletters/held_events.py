@@ -68,6 +68,11 @@ class HeldEvents:
             self._failures[self._culprit.position] += 1
 
     @property
+    def has_letters(self) -> bool:
+        """Whether an event may be held back."""
+        return bool(self._first)
+
+    @property
     def has_culprit(self) -> bool:
         """Whether the last failure was that of an event."""
         return self._culprit is not None
@@ -77,10 +82,13 @@ class HeldEvents:
         event = self._culprit
         if event is None or self._failures[event.position] <= max_retries:
             return False
-        letter = DeadLetter.of(event, repr(cause), self._failures.pop(event.position))
-        await self._put([letter])
-        log.error("%r is a dead letter: %r", event, cause)
+        await self.set_aside(event, cause, self._failures.pop(event.position))
         return True
+
+    async def set_aside(self, event: Event, cause: BaseException, attempt_count: int = 1) -> None:
+        """Store an event as a dead letter."""
+        await self._put([DeadLetter.of(event, repr(cause), attempt_count)])
+        log.error("%r is a dead letter: %r", event, cause)
 
     async def screen(self, events: list[Event]) -> list[Event]:
         """The events that may be delivered; the others are letters when this returns."""
@@ -130,9 +138,14 @@ class HeldEvents:
         return False
 
     def _release(self, source: str, position: Position) -> None:
+        """Letters before ``position`` hold nothing back any more; later ones of their keys do."""
         for key in [one for one in self._first if one[0] == source]:
             if self._first[key] < position:
                 del self._first[key]
+        for at in sorted(self._letters):
+            letter = self._letters[at]
+            if letter.source == source and at > position:
+                self._first.setdefault((source, letter.key_bytes), at)
 
     async def _put(self, letters: list[DeadLetter]) -> None:
         new = [one for one in letters if one.position not in self._letters]

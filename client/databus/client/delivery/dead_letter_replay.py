@@ -62,7 +62,7 @@ class DeadLetterReplay:
                     outcome.behind += 1
                     continue
                 try:
-                    await self._deliver(calls, letter)
+                    await self.deliver(calls, letter)
                 except Exception as error:
                     await calls.make(self.consumer.onRollback, self.checkpoint)
                     left.add(key)
@@ -78,7 +78,8 @@ class DeadLetterReplay:
                 await calls.make(self.consumer.onStopConsumption)
         return outcome
 
-    async def _deliver(self, calls: BoundedCalls, letter: DeadLetter) -> None:
+    async def deliver(self, calls: BoundedCalls, letter: DeadLetter) -> None:
+        """Call the consumer with one letter, and commit it."""
         consumer, event = self.consumer, letter.event(self.options)
         schema = event.window.decoding.reader_of(event.source)
         await calls.make(consumer.onStartDataEventSequence, event.window)

@@ -1,12 +1,12 @@
 """Sinks: changes written to another system, by a consumer with retries, batches and routing.
 
 In reading order: ``sink`` (the protocol and its contract), ``sink_batch`` (what a sink writes),
-``sink_routes`` (source to target), ``route_filter`` (its ``where``), ``sink_consumer`` (the
-consumer that drives a sink), ``sink_process`` (one configured sink from start to stop),
-``sink_metrics``, ``sink_kinds`` (the sink of a configuration), ``sql/`` (mirrors of the tables in a
-database), ``row_changes`` (rows as what an envelope takes), ``kafka/`` (records of a broker),
-``files/`` (files by date), ``webhook_sink`` (signed HTTP requests), ``troubled_sink`` (for tests of
-a sink).
+``sink_routes`` (source to target), ``route_filter`` (its ``where``), ``refused_rows`` (rows that
+are set aside), ``sink_consumer`` (the consumer that drives a sink), ``sink_process`` (one
+configured sink from start to stop), ``sink_metrics``, ``sink_kinds`` (the sink of a
+configuration), ``sql/`` (mirrors of the tables in a database), ``row_changes`` (rows as what an
+envelope takes), ``kafka/`` (records of a broker), ``files/`` (files by date), ``webhook_sink``
+(signed HTTP requests), ``troubled_sink`` (for tests of a sink).
 
 Imported by applications and by the command line.  It imports the rest of the room.
 """

@@ -6,7 +6,7 @@ An update that brings a row in is an insert there, and one that takes it out is 
 from __future__ import annotations
 
 from databus.client.sinks.sink_batch import SinkRow
-from databus.common.errors import BadFilter, ConfigError, MissingDependency, SinkRefused
+from databus.common.errors import BadFilter, ConfigError, MissingDependency, RowRefused, SinkRefused
 from databus.common.filters.row_rule import RowRule, names_of, row_rule
 from databus.common.frame.frame_format import FrameView, trusted_frame
 from databus.common.schema.source_schema import SchemaSet
@@ -37,7 +37,7 @@ class RouteFilter:
         """The row as the target needs it; None if it has no part in it.
 
         Raises:
-            SinkRefused: the predicate cannot be decided, or the row is not whole.
+            RowRefused: the predicate cannot be decided, or the row is not whole.
         """
         if row.op == "t":
             return row
@@ -76,8 +76,8 @@ class RouteFilter:
             if one.name in value or one.name in before
         }
 
-    def _undecided(self, row: SinkRow, what: str) -> SinkRefused:
-        return SinkRefused(
+    def _undecided(self, row: SinkRow, what: str) -> RowRefused:
+        return RowRefused(
             f"where = {self._predicate.text!r}: {what} is not known for {row!r}, because the "
             f"source sends only the changed columns of it. Have it send whole rows (PostgreSQL: "
             f"ALTER TABLE {row.source} REPLICA IDENTITY FULL; MySQL: binlog_row_image=FULL), "

@@ -64,6 +64,9 @@ class Sink:
         S8. An exception is retried, with a pause that doubles each time.  The exceptions are
             ``SinkRefused``, ``ConfigError``, ``MissingDependency`` and ``CheckpointMoved``: they
             stop the sink, because a retry cannot help.
+        S9. ``RowRefused`` says that the target does not take the values of a row.  With
+            ``refused = "set-aside"`` the rows of that batch come again one at a time, each refusal
+            is followed by ``rollback``, and the sink continues without the refused rows.
     """
 
     stores_checkpoint: ClassVar[bool] = False

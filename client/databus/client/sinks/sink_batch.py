@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from databus.client.application.events import Event
 from databus.client.sinks.sink_routes import Route, SinkRoutes
 from databus.client.tables.data_batch import DataBatch
 from databus.common.checkpoint import Position
-from databus.common.errors import SinkRefused
+from databus.common.errors import RowRefused
 from databus.common.schema.source_schema import SourceSchema
 
 _UNSET: Any = object()
@@ -131,13 +131,15 @@ class SinkBatch:
         batches: Sequence[DataBatch],
         routes: SinkRoutes,
         after: Position | None = None,
+        chosen: frozenset[Position] | None = None,
     ) -> None:
         self._batches = batches
         self._routes = routes
         self._after = after
+        self._chosen = chosen
 
     def __len__(self) -> int:
-        return sum(map(len, self._batches))
+        return sum(map(len, self._batches)) if self._chosen is None else len(self._chosen)
 
     def after(self, position: Position) -> SinkBatch:
         """The batch without the rows of the stream at or before a position.
@@ -145,15 +147,19 @@ class SinkBatch:
         For a sink whose commit took effect although it was reported as failed.  Rows of a bootstrap
         remain: they do not come in the order of their positions.
         """
-        return SinkBatch(self._batches, self._routes, position)
+        return SinkBatch(self._batches, self._routes, position, self._chosen)
+
+    def only(self, positions: Collection[Position]) -> SinkBatch:
+        """The batch with the rows at these positions alone."""
+        return SinkBatch(self._batches, self._routes, self._after, frozenset(positions))
 
     def rows(self) -> Iterator[SinkRow]:
         """The rows in commit order; in a bootstrap, in the order in which they came.
 
         Raises:
-            SinkRefused: ``where`` cannot be decided, or the transform failed.
+            RowRefused: ``where`` cannot be decided, or the transform failed.
         """
-        for event in self._events():
+        for event in self.events():
             route = self._routes.of(event.source)
             if route is None:
                 continue
@@ -168,7 +174,7 @@ class SinkBatch:
         rows out; it cannot add columns here.
 
         Raises:
-            SinkRefused: ``where`` cannot be decided, or the transform failed.
+            RowRefused: ``where`` cannot be decided, or the transform failed.
             FormatError: the bytes of a row are not of their schema.
         """
         by_source: dict[tuple[str, bool], list[DataBatch]] = {}
@@ -194,6 +200,8 @@ class SinkBatch:
                 arrow = whole
                 if self._after is not None and batch.mode == "online":
                     arrow = whole.filter(_is_after(whole, self._after))
+                if self._chosen is not None:
+                    arrow = arrow.filter(_is_among(arrow, self._chosen))
                 if self._routes.changes_rows(route):
                     yield schema, self._changed_rows(batch, route, schema, arrow)
                 else:
@@ -225,12 +233,20 @@ class SinkBatch:
         try:
             return pa.RecordBatch.from_pylist(rows, schema=arrow.schema)
         except pa.ArrowException as error:
-            raise SinkRefused(
+            raise RowRefused(
                 f"the transform gave {schema.source} a value that does not fit its column: {error}"
             ) from error
 
-    def _events(self) -> Iterator[Event]:
-        """All events; those of whole online windows by position, as several sources share them."""
+    def events(self) -> Iterator[Event]:
+        """The events of the rows, before routing.
+
+        Those of whole online windows come by position, as several sources share them.
+        """
+        for event in self._all_events():
+            if self._chosen is None or event.position in self._chosen:
+                yield event
+
+    def _all_events(self) -> Iterator[Event]:
         online: list[Event] = []
         for batch in self._batches:
             if batch.mode == "online":
@@ -252,6 +268,13 @@ def _is_after(arrow: Any, position: Position) -> Any:
     scn, seq = arrow["_scn"], arrow["_seq"]
     is_same = pc.and_(pc.equal(scn, position.scn), pc.greater(seq, position.seq))
     return pc.or_(pc.greater(scn, position.scn), is_same)
+
+
+def _is_among(arrow: Any, positions: Collection[Position]) -> Any:
+    import pyarrow as pa
+
+    pairs = zip(arrow["_scn"].to_pylist(), arrow["_seq"].to_pylist(), strict=True)
+    return pa.array([Position(scn, seq) in positions for scn, seq in pairs], pa.bool_())
 
 
 def _in_order(events: list[Event]) -> list[Event]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from databus.client.application.consumer import Answer, Consumer, Result
 from databus.client.application.events import Window
+from databus.client.deadletters.dead_letter import DeadLetter
+from databus.client.sinks.refused_rows import RefusedRows
 from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_batch import SinkBatch
 from databus.client.tables.data_batch import DataBatch
@@ -20,14 +22,17 @@ from databus.common.checkpoint import Checkpoint
 from databus.common.errors import (
     CheckpointMoved,
     ConfigError,
+    ConsumerFailed,
     DatabusError,
     MissingDependency,
+    RowRefused,
     SinkRefused,
+    StoreError,
 )
 from databus.common.table_state import TableState
 
 log = logging.getLogger("databus.sink")
-FATAL = (SinkRefused, ConfigError, MissingDependency, CheckpointMoved)
+FATAL = (SinkRefused, ConfigError, MissingDependency, CheckpointMoved, ConsumerFailed, StoreError)
 """Errors that a retry does not repair."""
 
 
@@ -85,12 +90,20 @@ class SinkConsumer(Consumer):
     Owner: the client that serves it.  ``fatal`` has the error that a retry does not repair.
     """
 
-    def __init__(self, sink: Sink, context: SinkContext, *, batch_rows: int) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        context: SinkContext,
+        *,
+        batch_rows: int,
+        refused: RefusedRows | None = None,
+    ) -> None:
         self.sink = sink
         self.counts = SinkCounts()
         self.fatal: DatabusError | None = None
         self._context = context
         self._batch_rows = batch_rows
+        self._refused = refused
         self._thread = SinkThread()
         self._pending: list[DataBatch] = []
         self._pending_rows = 0
@@ -100,14 +113,23 @@ class SinkConsumer(Consumer):
     async def open(self) -> Checkpoint | None:
         """Open the sink; its stored checkpoint."""
         found: Checkpoint | None = await self._thread.call(self.sink.open, self._context)
+        if self._refused is not None:
+            await self._refused.load()
         return found
 
+    async def take_letter(self, letter: DeadLetter, checkpoint: Checkpoint) -> None:
+        """Write a row that was set aside, and commit it with the stored checkpoint."""
+        await self._write(SinkBatch([letter.batch()], self._context.routes))
+        await self._thread.call(self.sink.commit, checkpoint)
+
     async def close(self) -> None:
-        """Close the sink and its thread."""
+        """Close the sink, its thread, and the dead letters."""
         try:
             await self._thread.call(self.sink.close)
         finally:
             self._thread.close()
+            if self._refused is not None:
+                self._refused.close()
 
     def onStartDataEventSequence(self, window: Window) -> Answer:
         """A window begins that comes in parts."""
@@ -143,8 +165,10 @@ class SinkConsumer(Consumer):
 
         async def committed() -> None:
             await self._flush()
+            if self._refused is not None:
+                await self._refused.before_commit(checkpoint.position)
             began_s = time.monotonic()
-            await self._thread.call(self.sink.commit, checkpoint)
+            await self._commit(checkpoint)
             self.counts.commits += 1
             self.counts.commit_s += time.monotonic() - began_s
 
@@ -155,6 +179,8 @@ class SinkConsumer(Consumer):
         self._pending.clear()
         self._pending_rows = 0
         self._in_sequence = False
+        if self._refused is not None:
+            self._refused.rolled_back()
         self.counts.rollbacks += 1
         self._must_roll_back = True
         try:
@@ -173,26 +199,46 @@ class SinkConsumer(Consumer):
             return
         batch = SinkBatch(self._pending, self._context.routes)
         self._pending, self._pending_rows = [], 0
+        if self._refused is None:
+            await self._write(batch)
+        else:
+            await self._refused.write(batch, self._write, self._roll_back)
+
+    async def _write(self, batch: SinkBatch) -> None:
         began_s = time.monotonic()
         await self._thread.call(self.sink.write, batch)
         self.counts.rows += len(batch)
         self.counts.batches += 1
         self.counts.write_s += time.monotonic() - began_s
 
+    async def _commit(self, checkpoint: Checkpoint) -> None:
+        if self._refused is None:
+            await self._thread.call(self.sink.commit, checkpoint)
+            return
+        try:
+            await self._thread.call(self.sink.commit, checkpoint)
+        except RowRefused as error:
+            raise SinkRefused(f"{error} (at the commit, so the row is not known)") from error
+        self._refused.committed()
+
+    async def _roll_back(self) -> None:
+        await self._thread.call(self.sink.rollback)
+
     async def _guarded(self, step: Callable[[], Any]) -> Result | None:
         """Make the calls; an error that a retry does not repair stops the client."""
         try:
             if self._must_roll_back:
-                await self._thread.call(self.sink.rollback)
+                await self._roll_back()
                 self._must_roll_back = False
             await step()
-        except FATAL as error:
-            self.counts.last_error = str(error)
-            self.fatal = error
-            return Result.ERROR_FATAL
         except Exception as error:
             self.counts.last_error = str(error)
-            raise
+            if self._refused is not None and isinstance(error, RowRefused):
+                raise  # The rows come again, and those that are refused are set aside.
+            if not isinstance(error, FATAL):
+                raise
+            self.fatal = error
+            return Result.ERROR_FATAL
         return None
 
 

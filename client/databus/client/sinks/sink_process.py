@@ -12,13 +12,18 @@ from typing import Any
 
 from databus.client.checkpoints.checkpoint_stores import FileCheckpoints
 from databus.client.client import DatabusClient
+from databus.client.deadletters.dead_letter import DeadLetter
+from databus.client.deadletters.dead_letter_stores import FileDeadLetters
+from databus.client.delivery.callback_results import BoundedCalls
+from databus.client.delivery.dead_letter_replay import DeadLetterReplay, Replayed
 from databus.client.pulling.pull_machine import Backoff
+from databus.client.sinks.refused_rows import RefusedRows
 from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_consumer import SinkConsumer
 from databus.client.sinks.sink_metrics import SinkCollector, SinkFacts, served_metrics
 from databus.client.sinks.sink_routes import SinkRoutes, load_transform
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import ConsumerFailed, SinkUnavailable
+from databus.common.errors import ConfigError, ConsumerFailed, SinkUnavailable
 from databus.common.sink_config import SinkConfig
 
 log = logging.getLogger("databus.sink")
@@ -52,6 +57,15 @@ class SinkCheckpoints:
             self._file.close()
 
 
+class SinkReplay(DeadLetterReplay):
+    """Writes the rows that were set aside with the sink itself."""
+
+    async def deliver(self, calls: BoundedCalls, letter: DeadLetter) -> None:
+        """Write one row, and commit it."""
+        assert isinstance(self.consumer, SinkConsumer) and self.checkpoint is not None
+        await self.consumer.take_letter(letter, self.checkpoint)
+
+
 class SinkProcess:
     """Runs one sink until ``stop``.
 
@@ -76,7 +90,11 @@ class SinkProcess:
             clock=lambda: self.client.clock or "",
         )
         self._config = config
-        self.consumer = SinkConsumer(sink, context, batch_rows=config.batch_rows)
+        self.dead_letters = FileDeadLetters(config.data_dir / f"{config.name}.deadletters")
+        refused = None
+        if config.refused == "set-aside":
+            refused = RefusedRows(self.dead_letters, config.max_dead_letters)
+        self.consumer = SinkConsumer(sink, context, batch_rows=config.batch_rows, refused=refused)
         file = None
         if not sink.stores_checkpoint:
             file = FileCheckpoints(config.data_dir / f"{config.name}.checkpoint")
@@ -147,6 +165,31 @@ class SinkProcess:
                     raise self.consumer.fatal or error from error
         finally:
             await self.consumer.close()
+
+    async def replay(self) -> Replayed:
+        """Write the rows that were set aside again, in order; those that are taken are removed.
+
+        The sink must not be running.
+
+        Raises:
+            ConfigError: the sink has not committed yet.
+            DatabusError: the sink cannot be opened, or the letters cannot be read.
+        """
+        try:
+            checkpoint = await self._store.load()
+            if checkpoint is None:
+                raise ConfigError(f"the sink {self._config.name} has no checkpoint; start it first")
+            return await SinkReplay(
+                consumer=self.consumer,
+                letters=self.dead_letters,
+                store=self._store,
+                checkpoint=checkpoint,
+                options=self.client.options,
+            ).run()
+        finally:
+            await self.consumer.close()
+            self._store.close()
+            self.dead_letters.close()
 
     def stop(self) -> None:
         """End ``serve`` after the call that runs; from any thread."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from databus.common.errors import ConfigError, SinkRefused
+from databus.common.errors import ConfigError, RowRefused
 from databus.common.filters.stream_filter import matches
 from databus.common.schema.source_names import split_source
 
@@ -76,7 +76,7 @@ class SinkRoutes:
         """The row after ``where`` of its route and the transform; None if it is left out.
 
         Raises:
-            SinkRefused: ``where`` cannot be decided, or the transform failed.
+            RowRefused: ``where`` cannot be decided, or the transform failed.
         """
         found = row if route.where is None else route.where.row(row)
         if found is None or self._transform is None:
@@ -84,7 +84,7 @@ class SinkRoutes:
         try:
             return self._transform(found)
         except Exception as error:
-            raise SinkRefused(f"the transform failed for {found!r}: {error!r}") from error
+            raise RowRefused(f"the transform failed for {found!r}: {error!r}") from error
 
 
 def _route_of(config: RouteConfig, default_target: str) -> Route:

@@ -17,11 +17,12 @@ from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_batch import SinkBatch
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, encode
 from databus.common.envelopes.plain_envelopes import databus_object
-from databus.common.errors import SinkRefused, SinkUnavailable
+from databus.common.errors import RowRefused, SinkRefused, SinkUnavailable
 from databus.common.private import HiddenUrl
 from databus.common.sink_config import WebhookSinkConfig
 
 _RETRIED = frozenset({408, 425, 429})
+_OF_THE_ROWS = frozenset({400, 409, 413, 422})
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
@@ -100,7 +101,8 @@ class WebhookSink(Sink):
             return
         if status in _RETRIED or status >= 500:
             raise SinkUnavailable(f"{self._url} answered {status}: {text}")
-        raise SinkRefused(f"{self._url} answered {status}: {text}")
+        refusal = RowRefused if status in _OF_THE_ROWS else SinkRefused
+        raise refusal(f"{self._url} answered {status}: {text}")
 
 
 def _chunks(events: Iterator[dict[str, Any]], most: int) -> Iterator[list[dict[str, Any]]]:

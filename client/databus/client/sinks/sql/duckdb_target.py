@@ -35,13 +35,12 @@ _MOST_DIGITS = 38
 class DuckdbTarget(StagedTarget):
     """A file of DuckDB: rows come as Arrow."""
 
-    refusals = (
+    row_refusals = (
         duckdb.ConversionException,
         duckdb.ConstraintException,
-        duckdb.CatalogException,
-        duckdb.BinderException,
         duckdb.OutOfRangeException,
     )
+    refusals = (duckdb.CatalogException, duckdb.BinderException)
 
     def __init__(self, path: str) -> None:
         self._path = path

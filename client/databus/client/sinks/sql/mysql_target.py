@@ -50,7 +50,8 @@ class MysqlTarget(SqlTarget):
     quote = "`"
     same = "<=>"
     text_type: ClassVar[str] = "LONGTEXT"
-    refusals = (err.DataError, err.IntegrityError, err.ProgrammingError, err.NotSupportedError)
+    row_refusals = (err.DataError, err.IntegrityError)
+    refusals = (err.ProgrammingError, err.NotSupportedError)
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)

@@ -41,12 +41,8 @@ _MOST_WAIT = 1024
 class PostgresTarget(StagedTarget):
     """A database of PostgreSQL: rows come by COPY into a temporary table, one for each shape."""
 
-    refusals = (
-        errors.DataError,
-        errors.IntegrityError,
-        errors.ProgrammingError,
-        errors.NotSupportedError,
-    )
+    row_refusals = (errors.DataError, errors.IntegrityError)
+    refusals = (errors.ProgrammingError, errors.NotSupportedError)
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -25,6 +25,7 @@ from databus.common.errors import (
     CheckpointMoved,
     ConfigError,
     DatabusError,
+    RowRefused,
     SinkRefused,
     SinkUnavailable,
 )
@@ -345,6 +346,8 @@ class SqlMirror(Sink):
         except DatabusError:
             raise
         except Exception as error:
+            if isinstance(error, self._target.row_refusals):
+                raise RowRefused(f"sink {self._name}: the target refused: {error}") from error
             if isinstance(error, self._target.refusals):
                 raise SinkRefused(f"sink {self._name}: the target refused: {error}") from error
             raise SinkUnavailable(f"sink {self._name}: {error!r}") from error

@@ -35,7 +35,8 @@ class SqlTarget(ABC):
     A transaction begins with the first statement after ``connect``, ``commit`` or ``rollback``.
 
     Owner: one thread.
-    Raises: what the driver raises; ``refusals`` are the classes that a retry does not repair.
+    Raises: what the driver raises; a retry repairs neither ``row_refusals`` (of the values of a
+    row) nor ``refusals`` (of a definition).
     """
 
     has_transactional_ddl: ClassVar[bool] = True
@@ -45,6 +46,7 @@ class SqlTarget(ABC):
     """The comparison that takes two nulls for equal."""
     text_type: ClassVar[str] = "TEXT"
     """The type of long texts in the table of tables."""
+    row_refusals: tuple[type[Exception], ...] = ()
     refusals: tuple[type[Exception], ...] = ()
 
     @abstractmethod

@@ -30,7 +30,8 @@ class SqliteTarget(SqlTarget):
     """A file of SQLite, in WAL mode; each commit is synced."""
 
     same = "IS"
-    refusals = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.ProgrammingError)
+    row_refusals = (sqlite3.DataError, sqlite3.IntegrityError)
+    refusals = (sqlite3.ProgrammingError,)
 
     def __init__(self, path: str) -> None:
         self._path = path
