@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# brokers.sh [FOLDER]: unpack NATS and Redis into FOLDER, for the benchmark that measures beside them.
+# brokers.sh [FOLDER]: unpack NATS and Redis into FOLDER, for the tests of their sinks and the benchmarks.
 #
 # apt resolves, downloads and verifies Debian's packages; they are unpacked, not installed, so that
-# no service starts. FOLDER is ~/.cache/databus-brokers unless it is given; the benchmark finds
-# them there, or where DATABUS_BROKERS says, or on the PATH. What is there already is left alone.
+# no service starts. FOLDER is ~/.cache/databus-brokers unless it is given; they are found
+# there, or where DATABUS_BROKERS says, or on the PATH. What is there already is left alone.
 set -euo pipefail
 
 folder=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/databus-brokers}

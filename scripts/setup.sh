@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this folder for a command: Debian packages, virtual environment, editable install.
 #
-#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [jars] [sysbench] [percona] [chromium]
+#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [brokers] [jars] [sysbench] [percona] [chromium]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
 # alone, and the Python packages are installed again only when pyproject.toml or their versions
@@ -97,9 +97,9 @@ collect_missing() {
             has_program initdb /usr/lib/postgresql/*/bin ||
                 need postgresql "PostgreSQL, started privately"
             ;;
-        mysql | jars | sysbench | percona | chromium) ;; # may be missing: see below
+        mysql | brokers | jars | sysbench | percona | chromium) ;; # may be missing: see below
         *)
-            say "unknown word '$wanted'; known: java mariadb postgres mysql jars sysbench percona chromium"
+            say "unknown word '$wanted'; known: java mariadb postgres mysql brokers jars sysbench percona chromium"
             exit 1
             ;;
         esac
@@ -258,6 +258,11 @@ fetch_optional() {
         mysql)
             # Unpacked, not installed: it needs no lock of apt's.
             [ -n "${DATABUS_MYSQL_ROOT:-}" ] || optional mysql scripts/mysql.sh &
+            ;;
+        brokers)
+            # Redis and NATS, as Debian has them; unpacked, so that no service starts.
+            has_program redis-server && has_program nats-server ||
+                optional brokers scripts/brokers.sh &
             ;;
         jars)
             # Debezium and Kafka, beside which tests run ours.

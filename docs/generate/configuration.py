@@ -32,6 +32,8 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[[sink.route]]": sink_config.RouteConfig,
     "[sink.sql]": sink_config.SqlSinkConfig,
     "[sink.kafka]": sink_config.KafkaSinkConfig,
+    "[sink.redis]": sink_config.RedisSinkConfig,
+    "[sink.nats]": sink_config.NatsSinkConfig,
     "[sink.files]": sink_config.FilesSinkConfig,
     "[sink.webhook]": sink_config.WebhookSinkConfig,
 }

@@ -68,12 +68,14 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
             values = {**tomllib.loads(f"{needed}\n{kind}"), **values}
         if model is sink_config.RouteConfig:
             values = {"source": "shop.*", **values}
-        if section in ("[sink.sql]", "[sink.files]", "[sink.webhook]"):
+        if section in ("[sink.sql]", "[sink.redis]", "[sink.files]", "[sink.webhook]"):
             values = {"url": "sqlite:///copy.db", **values}
         if model is sink_config.KafkaSinkConfig:
             values = {"servers": "127.0.0.1:9092", **values}
         if model is access_config.TlsConfig:
             values = {"certificate": "a.pem", "key": "a.key", **values}
+        if model is sink_config.NatsSinkConfig:
+            values = {"servers": ["nats://127.0.0.1:4222"], **values}
         required = {
             access_config.TokenConfig: f'name = "a"\nhashes = ["sha256:{"0" * 64}"]',
             access_config.CertificateConfig: 'name = "a"\nsubject = "CN=a"',

@@ -180,7 +180,7 @@ def _check_make(arguments: list[str]) -> None:
 def _check_pip(arguments: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for argument in (one for one in arguments[1:] if not one.startswith("-")):
-        found = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?", argument)
+        found = re.fullmatch(r"([\w-]+)(?:\[([\w,-]+)\])?", argument)
         assert found, f"pip install {argument!r}"
         if found[1] == project["name"]:
             extras = set((found[2] or "").split(",")) - {""}

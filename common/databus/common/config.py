@@ -44,6 +44,9 @@ from databus.common.errors import ConfigError
 from databus.common.private import HiddenUrl
 from databus.common.sink_config import (
     FilesSinkConfig,
+    KafkaSinkConfig,
+    NatsSinkConfig,
+    RedisSinkConfig,
     RouteConfig,
     SinkConfig,
     SqlSinkConfig,
@@ -489,6 +492,9 @@ _MODELS: dict[str, type[Section]] = {
     "sink": SinkConfig,
     "route": RouteConfig,
     "sql": SqlSinkConfig,
+    "kafka": KafkaSinkConfig,
+    "redis": RedisSinkConfig,
+    "nats": NatsSinkConfig,
     "files": FilesSinkConfig,
     "webhook": WebhookSinkConfig,
 }

@@ -8,7 +8,7 @@ from typing import Literal
 import pydantic
 from pydantic import Field
 
-from databus.common.config_values import HiddenText, RelayUrl, Seconds, Section
+from databus.common.config_values import Bytes, HiddenText, RelayUrl, Seconds, Section
 from databus.common.private import HiddenUrl
 
 
@@ -54,6 +54,7 @@ class SqlSinkConfig(Section):
     Example: existing = "adopt" """
 
 
+EnvelopeName = Literal["databus", "debezium", "cloudevents", "maxwell", "flat"]
 TYPED_ENVELOPES = ("debezium", "flat")
 """Those whose values have a schema, and therefore an Avro form."""
 
@@ -69,7 +70,7 @@ class KafkaSinkConfig(Section):
     """Brokers to connect to, as `HOST:PORT`, comma separated.
     Example: servers = "kafka-a:9092,kafka-b:9092" """
 
-    envelope: Literal["databus", "debezium", "cloudevents", "maxwell", "flat"] = "databus"
+    envelope: EnvelopeName = "databus"
     """Form of the records.
     Example: envelope = "debezium" """
 
@@ -124,6 +125,103 @@ class KafkaSinkConfig(Section):
                     f'format = "avro" needs an envelope with types: {", ".join(TYPED_ENVELOPES)}'
                 )
         return self
+
+
+class RedisSinkConfig(Section):
+    """``[sink.redis]``: streams or hashes of Redis, exactly once.
+
+    A route's `target` is a stream, or what the keys of the hashes begin with; without a route,
+    `SCHEMA.TABLE`.
+    """
+
+    url: HiddenText
+    """The server: `redis://`, `rediss://` (TLS) or `unix://`. `env:NAME` reads the URL from an
+    environment variable.
+    Example: url = "redis://user:password@cache:6379/0" """
+
+    kind: Literal["streams", "hashes"] = "streams"
+    """`streams` appends each change to the stream of its target. `hashes` has the rows themselves:
+    a hash `TARGET:KEY` for each row.
+    Example: kind = "hashes" """
+
+    envelope: EnvelopeName = "databus"
+    """Form of the entries of a stream.
+    Example: envelope = "debezium" """
+
+    prefix: str = ""
+    """Debezium's `topic.prefix` in the entries of a stream. Empty for the name of the database.
+    Example: prefix = "cdc" """
+
+    max_length: int = Field(default=0, ge=0)
+    """Number of entries to which a stream is cut, approximately (`MAXLEN ~`). 0 for no limit.
+    Example: max_length = 1000000 """
+
+    checkpoint_key: str = Field(default="databus:{name}:checkpoint", min_length=1)
+    """Key of the checkpoint; `{name}` is the name of the sink.
+    Example: checkpoint_key = "{shop}:databus:{name}" """
+
+    timeout: Seconds = Field(default=30.0, gt=0)
+    """Longest time of an answer, that to a commit too.
+    Example: timeout = "1min" """
+
+
+class NatsSinkConfig(Section):
+    """``[sink.nats]``: messages of a JetStream stream of NATS.
+
+    A route's `target` is a subject; without a route, `PREFIX.SCHEMA.TABLE`.
+    """
+
+    servers: tuple[HiddenText, ...]
+    """URLs of the servers. `env:NAME` reads one from an environment variable.
+    Example: servers = ["nats://user:password@nats-a:4222", "nats://nats-b:4222"] """
+
+    credentials: str = ""
+    """File with a user's JWT and seed (`.creds`); it needs the package `nkeys`.
+    Example: credentials = "/etc/databus/shop.creds" """
+
+    prefix: str = ""
+    """What the default subjects begin with. Empty for the name of the database.
+    Example: prefix = "cdc" """
+
+    stream: str = ""
+    """Name of the stream. No other publisher may write to it. Empty for the name of the sink.
+    Example: stream = "SHOP" """
+
+    envelope: EnvelopeName = "databus"
+    """Form of the messages.
+    Example: envelope = "cloudevents" """
+
+    create: bool = True
+    """Create the stream if it does not exist. Otherwise a missing stream stops the sink.
+    Example: create = false """
+
+    subjects: tuple[str, ...] = ()
+    """Subjects of a stream that the sink creates. Empty for `PREFIX.>`.
+    Example: subjects = ["cdc.>", "orders.>"] """
+
+    replicas: int = Field(default=1, ge=1, le=5)
+    """Replicas of the stream and the bucket that the sink creates.
+    Example: replicas = 3 """
+
+    max_age: Seconds = Field(default=0.0, ge=0)
+    """Age at which a stream that the sink creates drops messages. 0 for no limit.
+    Example: max_age = "7d" """
+
+    max_bytes: Bytes = Field(default=0, ge=0)
+    """Size at which a stream that the sink creates drops its oldest messages. 0 for no limit.
+    Example: max_bytes = "20GiB" """
+
+    duplicate_window: Seconds = Field(default=120.0, gt=0)
+    """How long a stream that the sink creates remembers the ids of messages.
+    Example: duplicate_window = "10min" """
+
+    bucket: str = Field(default="databus_checkpoints", pattern=r"^[A-Za-z0-9_-]+$")
+    """Key-value bucket of the checkpoints; the key is the name of the sink.
+    Example: bucket = "cdc_checkpoints" """
+
+    timeout: Seconds = Field(default=10.0, gt=0)
+    """Longest time of an answer.
+    Example: timeout = "30s" """
 
 
 class FilesSinkConfig(Section):
@@ -263,6 +361,14 @@ class SinkConfig(Section):
     """The topics of a Kafka broker.
     Example: kafka = { servers = "127.0.0.1:9092" } """
 
+    redis: RedisSinkConfig | None = None
+    """Streams or hashes of Redis.
+    Example: redis = { url = "redis://127.0.0.1:6379" } """
+
+    nats: NatsSinkConfig | None = None
+    """A JetStream stream of NATS.
+    Example: nats = { servers = ["nats://127.0.0.1:4222"] } """
+
     files: FilesSinkConfig | None = None
     """Files in a folder or a bucket.
     Example: files = { url = "changes" } """
@@ -286,5 +392,5 @@ class SinkConfig(Section):
         return self
 
 
-KINDS = ("sql", "kafka", "files", "webhook")
+KINDS = ("sql", "kafka", "redis", "nats", "files", "webhook")
 """The sections of which a sink has exactly one."""

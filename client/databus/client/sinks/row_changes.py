@@ -1,4 +1,4 @@
-"""The rows of a sink as what an envelope takes."""
+"""The rows of a sink as what an envelope takes, and as its records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from databus.client.application.events import Window
+from databus.client.sinks.sink import SinkContext
 from databus.client.sinks.sink_batch import SinkRow
-from databus.common.envelopes.row_change import RowChange
+from databus.common.envelopes.envelope_options import EnvelopeOptions
+from databus.common.envelopes.frame_changes import product_of
+from databus.common.envelopes.named_envelopes import make_envelope
+from databus.common.envelopes.row_change import Envelope, EnvelopeRecord, RowChange
 from databus.common.schema.source_schema import SourceSchema
 
 
@@ -78,3 +82,35 @@ class RowChanges:
         if names is None:
             names = self._names[schema.fingerprint] = [one.name for one in schema.columns]
         return row if list(row) == names else {name: row.get(name) for name in names}
+
+
+class RowRecords:
+    """Makes the records of an envelope, such as ``debezium``.
+
+    Owner: one sink.
+    """
+
+    def __init__(
+        self, envelope: str, *, prefix: str = "", catalogue: str = "", tombstones: bool = True
+    ) -> None:
+        self._name, self._prefix = envelope, prefix
+        self._catalogue, self._tombstones = catalogue, tombstones
+        self._changes = RowChanges()
+        self._envelope: Envelope | None = None
+
+    def of(self, row: SinkRow, context: SinkContext) -> list[EnvelopeRecord]:
+        """The records of a row, in order."""
+        envelope = self._envelope or self._made(context)
+        return envelope.records(self._changes.change(row))
+
+    def _made(self, context: SinkContext) -> Envelope:
+        """The envelope; its options need the clock of the stream, which the first row brings."""
+        options = EnvelopeOptions(
+            database=context.database,
+            prefix=self._prefix or context.database,
+            product=product_of(context.clock()),
+            catalogue=self._catalogue,
+            tombstones=self._tombstones,
+        )
+        self._envelope = make_envelope(self._name, options)
+        return self._envelope

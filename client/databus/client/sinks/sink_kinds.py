@@ -20,6 +20,14 @@ def sink_of(config: SinkConfig) -> Sink:
         from databus.client.sinks.kafka.kafka_sink import KafkaSink
 
         return KafkaSink(config.kafka)
+    if config.redis is not None:
+        from databus.client.sinks.redis.redis_sink import RedisSink
+
+        return RedisSink(config.redis)
+    if config.nats is not None:
+        from databus.client.sinks.nats.nats_sink import NatsSink
+
+        return NatsSink(config.nats)
     if config.files is not None:
         return _files(config, config.files)
     if config.webhook is not None:

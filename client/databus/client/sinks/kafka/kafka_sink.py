@@ -14,16 +14,13 @@ from databus.client.sinks.kafka.kafka_checkpoints import (
 )
 from databus.client.sinks.kafka.kafka_library import TIMEOUT_S, as_ours, kafka_library
 from databus.client.sinks.kafka.registry_client import SchemaRegistry
-from databus.client.sinks.row_changes import RowChanges
+from databus.client.sinks.row_changes import RowRecords
 from databus.client.sinks.sink import Sink, SinkContext
 from databus.client.sinks.sink_batch import SinkBatch
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, encode
 from databus.common.envelopes.avro_encoding import AvroEncoding
-from databus.common.envelopes.envelope_options import EnvelopeOptions
-from databus.common.envelopes.frame_changes import product_of
 from databus.common.envelopes.json_encoding import JsonEncoding
-from databus.common.envelopes.named_envelopes import make_envelope
-from databus.common.envelopes.row_change import Encoding, Envelope, EnvelopeRecord
+from databus.common.envelopes.row_change import Encoding, EnvelopeRecord
 from databus.common.errors import CheckpointMoved, DatabusError, SinkRefused, SinkUnavailable
 from databus.common.sink_config import KafkaSinkConfig
 
@@ -58,10 +55,14 @@ class KafkaSink(Sink):
         self._encoding: Encoding = JsonEncoding(with_schemas=config.format == "json-schemas")
         if config.format == "avro" and config.registry is not None:
             self._encoding = AvroEncoding(SchemaRegistry(config.registry.reveal).register)
-        self._changes = RowChanges()
+        self._records = RowRecords(
+            config.envelope,
+            prefix=config.prefix,
+            catalogue=config.catalogue,
+            tombstones=config.tombstones,
+        )
         self._topics: set[str] = set()
         self._context: SinkContext | None = None
-        self._envelope: Envelope | None = None
         self._producer: Any = None
         self._is_open = False
         self._is_doubtful = self._is_refused = False
@@ -106,12 +107,12 @@ class KafkaSink(Sink):
     def write(self, batch: SinkBatch) -> None:
         """Give the records of the rows to the producer."""
         self._begin()
-        envelope = self._envelope or self._made_envelope()
+        assert self._context is not None
         with self._doing("writing"):
             for row in batch.rows():
-                change = self._changes.change(row)
-                position = (("scn", str(change.scn)), ("seq", str(change.seq)))
-                for record in envelope.records(change):
+                scn, seq = row.position
+                position = (("scn", str(scn)), ("seq", str(seq)))
+                for record in self._records.of(row, self._context):
                     self._produce(record, row.target or record.topic, position)
 
     def commit(self, checkpoint: Checkpoint) -> None:
@@ -190,18 +191,6 @@ class KafkaSink(Sink):
                 if not error.retriable() or time.monotonic() > deadline_s:
                     self._is_doubtful = not error.txn_requires_abort()
                     raise
-
-    def _made_envelope(self) -> Envelope:
-        assert self._context is not None
-        options = EnvelopeOptions(
-            database=self._context.database,
-            prefix=self._config.prefix or self._context.database,
-            product=product_of(self._context.clock()),
-            catalogue=self._config.catalogue,
-            tombstones=self._config.tombstones,
-        )
-        self._envelope = make_envelope(self._config.envelope, options)
-        return self._envelope
 
     def _produce(
         self, record: EnvelopeRecord, topic: str, position: tuple[tuple[str, str], ...]
