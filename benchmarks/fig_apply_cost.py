@@ -38,14 +38,15 @@ from benchmarks import harness
 from benchmarks.bootstrap_process import RowOrder, read_over_http, receive_over_http, server
 from benchmarks.harness import Report, Run, Sample, measure_in_turns, ratio
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.log.segments import as_table, seal
+from databus.bootstrap.log.segments import seal
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.bucket_tasks import bits_for
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store, new_run_id
-from databus.bootstrap.runs.parquet_runs import PARQUET, SCHEMA, RunFile, RunKind, describe
+from databus.bootstrap.runs.parquet_runs import PARQUET, RunFile, RunKind, describe
 from databus.bootstrap.runs.parquet_runs import Run as StoredRun
 from databus.bootstrap.runs.run_storage import LocalFiles
+from databus.client.splits.frame_tables import SCHEMA, as_table
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.compiled import kernels
 from databus.common.frame import frame_format

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.merging import bucket_tasks, spark_tasks
 from databus.bootstrap.merging.bucket_runs import (
     WrittenFile,
@@ -25,6 +24,8 @@ from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs.manifest import Store, new_run_id
 from databus.bootstrap.runs.parquet_runs import PARQUET, Run, RunKind
 from databus.bootstrap.runs.run_storage import LocalFiles
+from databus.client.splits.clustered_files import Place
+from databus.client.splits.frame_tables import as_table
 from databus.common.checkpoint import ORIGIN, BootstrapCheckpoint, Checkpoint, Position
 from databus.common.filters.stream_filter import StreamFilter, matching_ids
 from databus.common.frame import frame_format
@@ -164,7 +165,7 @@ def in_process(store: Store, merge: Merge, rng: random.Random) -> Run:
     data = b"".join(frames_as_bytes(clustered(rows)))
     table = as_table(data, frame_format.scan(data))
     merging = spark_tasks.merger(
-        spark_tasks.Place(None, 0o077),
+        Place(None, 0o077),
         worker_tasks(store, plan, 1),
         spark_tasks.Output(f"{files.folder}/", PARQUET, 300),
         base=merge.kind is RunKind.BASE,

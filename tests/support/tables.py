@@ -86,18 +86,23 @@ def write_segments(system: System, count: int) -> Position:
     return end
 
 
-def merge(system: System, spark: Any, **changed: Any) -> None:
-    """What ``databus apply --once`` does, with a Spark that runs and some settings changed."""
+def merge(system: System, spark: Any, *, end_leases: bool = True, **changed: Any) -> None:
+    """What ``databus apply --once`` does, with a Spark that runs and some settings changed.
+
+    The leases of reads of Spark that are over end before it, so that what retires is deleted.
+    """
     section = config.load(system.config).bootstrap
     assert section is not None
+    for note in (section.data_dir / "shop").glob("readers-lease-*") if end_leases else ():
+        note.unlink()
     changed_section = section.model_copy(update=changed)
     assert apply_round(changed_section, Stores(section).begun(), SparkMerges(spark)) == {}
 
 
-def merge_all(system: System, spark: Any) -> None:
+def merge_all(system: System, spark: Any, *, end_leases: bool = True) -> None:
     """Merge until no segment is left; which are merged at once depends on their sizes."""
     for _ in range(ROUNDS):
-        merge(system, spark)
+        merge(system, spark, end_leases=end_leases)
         if "segment" not in kinds(system):
             assert set(kinds(system)) == {"base", "delta"}
             return

@@ -313,6 +313,14 @@ class CheckpointMoved(StoreError):
     )
 
 
+class LeaseExpired(DatabusError):
+    """A lease of a reader has ended: the files that it retained may be gone."""
+
+    code = "lease_expired"
+    status = 410
+    hint = "Request the splits again: GET /v1/{db}/splits."
+
+
 class FrameTooLarge(DatabusError):
     """One row does not fit into the ring."""
 

@@ -10,6 +10,8 @@ import pytest
 
 from databus.bootstrap.http.bootstrap_endpoints import ENDPOINTS
 from databus.bootstrap.http.bootstrap_server import serve_bootstrap
+from databus.bootstrap.merging.applier import Applier
+from databus.bootstrap.merging.process_merges import ProcessMerges
 from databus.common.access.grants import EndpointAction, Scope
 from databus.common.config import BootstrapConfig
 from databus.common.frame.frame_format import iter_frames, source_id
@@ -21,6 +23,7 @@ from tests.support.callers import Callers
 ACTIONS = {
     "databases": "read", "sources": "read", "register": "read", "start_scn": "read",
     "target_scn": "read", "bootstrap": "read", "changes": "read", "snapshot": "read",
+    "splits": "read",
     "status": "monitor", "status_page": "monitor", "metrics": "monitor",
     "openapi": None, "healthz": None, "readyz": None,
 }  # fmt: skip
@@ -33,6 +36,9 @@ async def test_every_endpoint_answers_only_callers_with_its_action_and_with_what
 ) -> None:
     bench = Bench(tmp_path / "data")
     bench.begin(30)
+    bench.write(10)
+    bench.seal()
+    Applier(bench.store, ProcessMerges(tmp_path)).apply(full=True)
     bench.write(10)
     callers = Callers()
     for action in EndpointAction:
@@ -85,6 +91,14 @@ async def test_every_endpoint_answers_only_callers_with_its_action_and_with_what
                     async with http.get(path, params=query, headers=FRAMES | orders) as answer:
                         expected_status = 400 if (name, key) == ("bootstrap", "source") else 403
                         assert answer.status == expected_status
+            path = f"{url}/v1/shop/splits"
+            async with http.get(path, headers=columns) as answer:
+                assert answer.status == 403
+            async with http.get(path, params={"source": "shop.lines"}, headers=orders) as answer:
+                assert answer.status == 403
+            async with http.get(path, headers=orders) as answer:
+                splits = (await answer.json())["splits"]
+                assert {split["source"] for split in splits} == {"shop.orders"}
             for name in ("sources", "register", "databases", "startSCN", "nothing"):
                 path = f"{url}/v1/databases" if name == "databases" else f"{url}/v1/shop/{name}"
                 async with http.get(path, headers=orders) as answer:

@@ -16,7 +16,8 @@ from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.row_group_pruning import may_hold
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.open_run import OpenRun
-from databus.bootstrap.runs.parquet_runs import RowGroup, RunKind, blocks_of
+from databus.bootstrap.runs.parquet_runs import RowGroup, RunKind
+from databus.client.splits.frame_tables import blocks_of
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.filters.stream_filter import (
     HashPartition,

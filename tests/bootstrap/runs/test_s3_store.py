@@ -16,11 +16,11 @@ import pytest
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.parquet_runs import PARQUET, Run, RunKind, describe, in_order
 from databus.bootstrap.runs.s3_storage import S3Lease, S3Storage
+from databus.client.splits.frame_tables import as_table
 from databus.common.config import BootstrapConfig
 from databus.common.errors import BucketError, ConfigError, FormatError, StoreBusy, StoreError
 from databus.common.frame import frame_format

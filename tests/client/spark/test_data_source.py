@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import signal
 import subprocess
@@ -152,6 +153,46 @@ def test_changes_are_read_from_merged_runs_and_states_within_them_are_refused(
     for more in ({"scn": first}, {"since": first, "mode": "all"}):
         with pytest.raises(Exception, match="LogTooYoung"):
             read(spark, system, "orders", relays="", **more).collect()
+
+
+def test_rows_read_from_files_are_those_of_the_server(spark: Any, system: System) -> None:
+    first = write(system, 20)
+    write_segments(system, 4)
+    merge_all(system, spark)
+    past = write(system, 10)
+    write(system, 10)
+    ranges: list[dict[str, Any]] = [{}, {"scn": past}, {"since": first}]
+    for table, more in itertools.product(("orders", "stock"), ranges):
+        direct, over_http = (
+            rows_of(read(spark, system, table, files=use, metadata="true", **more), own=True)
+            for use in ("always", "never")
+        )
+        assert by_position(direct) == by_position(over_http)
+        if not more:
+            assert len(direct) == len(source_rows(system, table))
+    both = read(spark, system, "order*", files="always", columns="_source,id,order_id")
+    counts = Counter(row["_source"] for row in both.collect())
+    names = ("orders", "order_lines")
+    assert counts == {name_of(system, one): len(source_rows(system, one)) for one in names}
+
+
+def by_position(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["_scn"], row["_seq"]))
+
+
+def test_what_a_task_reads_stays_though_it_is_merged_meanwhile(spark: Any, system: System) -> None:
+    from databus.client.spark.data_source import DatabusDataSource
+
+    write_segments(system, 2)
+    expected = source_rows(system, "orders")
+    source = DatabusDataSource(options(system, "orders", files="always", relays=""))
+    reader = source.reader(source.schema())
+    parts = reader.partitions()
+    write_segments(system, 4)
+    merge_all(system, spark, end_leases=False)
+    rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert keyed(rows, ("id",)) == expected
+    assert len(rows) == len(expected)
 
 
 def after_changes(before: Rows, changes: list[dict[str, Any]]) -> Rows:
@@ -398,6 +439,7 @@ def test_options_that_make_no_sense_are_refused_by_name(spark: Any, system: Syst
         ({"scn": 5, "since": 3}, "do not go together"),
         ({"sinse": 3}, "sinse"),
         ({"mode": "some"}, "mode"),
+        ({"files": "some"}, "files"),
         ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
         ({"columns": "none_such"}, "none_such"),
     ):

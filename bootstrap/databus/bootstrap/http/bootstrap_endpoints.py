@@ -11,6 +11,7 @@ from databus.common.errors import (
     BadFilter,
     BucketError,
     ClockMismatch,
+    LeaseExpired,
     LogTooYoung,
     NotAcceptable,
     NotSeeded,
@@ -62,8 +63,21 @@ AS_OF = Parameter(
 ONE_SOURCE = Parameter(
     "source", "One source by its name, instead of sources.", {"type": "string"}, "shop.orders"
 )
+LEAST_SPLITS = Parameter(
+    "least",
+    "At least so many splits, where the files have enough row groups.",
+    {"type": "integer", "minimum": 1, "default": 1},
+    "16",
+)
+LEASE = Parameter(
+    "lease",
+    "Renew this lease, and nothing else.",
+    {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "0f3c5a7e9b1d2f4a6c8e0b2d4f6a8c0e",
+)
 CHANGES_PARAMETERS = (SINCE, UNTIL, MODE, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
 SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
+SPLITS_PARAMETERS = (AS_OF, SINCE, UNTIL, SOURCES, ONE_SOURCE, LEAST_SPLITS, LEASE)
 BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, START_TIME, PARTITION, OPS, MAX_BYTES, FORMAT)
 SCN_PARAMETERS = (SOURCES, CHECKPOINT)
 
@@ -170,6 +184,36 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The state of all sources as of one position, then a checkpoint at it.",
         parameters=SNAPSHOT_PARAMETERS,
         errors=_RANGE_ERRORS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/splits",
+        "splits",
+        "The files of a state, or of the net changes between two points, for readers that open "
+        "them themselves, under a lease that the reader renews.",
+        parameters=SPLITS_PARAMETERS,
+        answer=whole_object(
+            {"lease": TEXT, "lease_s": {"type": "number"}},
+            {
+                "clock": TEXT,
+                "since": {"oneOf": [POSITION, {"type": "null"}]},
+                "until": POSITION,
+                "files_end": POSITION,
+                "storage": {"type": "object"},
+                "splits": _OBJECTS,
+            },
+        ),
+        errors=(
+            BadFilter,
+            *_DATABASE,
+            UnknownSource,
+            LogTooYoung,
+            NotSeeded,
+            StoreError,
+            BucketError,
+            LeaseExpired,
+        ),
+        needs=_READ,
     ),
     *openapi_document.operations("store", "Whether every database has a log."),
 )

@@ -22,6 +22,7 @@ from databus.common.http.request_parameters import (
 )
 from databus.common.http.stream_formats import choose_format
 
+MOST_SPLITS = 100_000
 _WILD = frozenset(",*?[")
 _RELAYS_FILTERS: Mapping[str, str] = {
     "where": "a merged run has the last change of a row alone, which need not be the one by which "
@@ -135,6 +136,35 @@ def parse_snapshot_request(query: Mapping[str, str], headers: Mapping[str, str])
         until=_point(query, "scn"),
         filter=_range_filter(query),
         format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsRequest:
+    """A request for the splits of a range, ``least`` of them or more."""
+
+    range: RangeRequest
+    least: int
+
+
+def parse_splits_request(query: Mapping[str, str]) -> SplitsRequest:
+    """The request for splits: of net changes with ``since`` or ``until``, otherwise of a state.
+
+    Raises:
+        BadRequest, BadFilter.
+    """
+    ranged = [name for name in ("since", "until") if name in query]
+    if ranged and "scn" in query:
+        raise BadRequest(f"give scn or {' and '.join(ranged)}, not both", parameter="scn")
+    return SplitsRequest(
+        RangeRequest(
+            content=RangeContent.NET if ranged else RangeContent.STATE,
+            since=_point(query, "since"),
+            until=_point(query, "until" if ranged else "scn"),
+            filter=_range_filter(query),
+            format="frames",
+        ),
+        min(parse_count(query, "least", 1, least=1), MOST_SPLITS),
     )
 
 

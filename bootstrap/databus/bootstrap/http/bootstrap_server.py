@@ -6,10 +6,11 @@ It is stateless: everything is in the store, and a reader may resume at any othe
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from databus.bootstrap.http.bootstrap_requests import (
     parse_bootstrap_request,
     parse_changes_request,
     parse_snapshot_request,
+    parse_splits_request,
     refuse_relays_filters,
 )
 from databus.bootstrap.log import log_gaps
@@ -32,10 +34,11 @@ from databus.bootstrap.reading.bootstrap_stream import PIECE_BYTES, BootstrapStr
 from databus.bootstrap.reading.frame_ranges import FrameRange, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.read_pool import ReadPool
+from databus.bootstrap.reading.split_planner import SplitRequest, plan_splits
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase, is_origin
 from databus.bootstrap.runs.open_readers import EVERY_S
-from databus.bootstrap.runs.open_run import FileSlot
-from databus.bootstrap.runs.parquet_runs import RunFile
+from databus.bootstrap.runs.open_run import FileSlot, Wanted
+from databus.bootstrap.runs.read_leases import LEASE_S, ReadLeases
 from databus.common.access.listener_tls import server_tls
 from databus.common.access_config import HttpConfig
 from databus.common.checkpoint import ORIGIN, SEQ_END, AtTime, Position
@@ -46,7 +49,7 @@ from databus.common.errors import (
     ServerUnavailable,
     UnknownDatabase,
 )
-from databus.common.filters.stream_filter import parse_sources
+from databus.common.filters.stream_filter import StreamFilter, parse_sources
 from databus.common.http.admission import ADMISSION, Admission, granted
 from databus.common.http.endpoint_routes import Operations, routes_of
 from databus.common.http.http_application import (
@@ -72,7 +75,7 @@ class BootstrapServer:
     """The handlers.
 
     Invariants:
-        I1. Nothing of a store is written here.
+        I1. Nothing of a store is written here but the notes of readers.
 
     Owner: one event loop, in which it was made.
     """
@@ -242,9 +245,47 @@ class BootstrapServer:
         with self.reads.reader():
             return await self._range(request, database, parsed)
 
+    async def answer_splits(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/splits"""
+        database = self._database(request)
+        query = query_of(request)
+        leases = ReadLeases(database.store.storage)
+        if "lease" in query:
+            if len(query) > 1:
+                raise BadRequest("lease= renews a lease and goes with no other parameter")
+            await self.reads.aside(functools.partial(leases.renew, query["lease"]))
+            return json_response({"lease": query["lease"], "lease_s": LEASE_S})
+        parsed = parse_splits_request(query)
+        with self.reads.reader():
+            resolved = await self._resolved(request, database, parsed.range)
+            planned = SplitRequest(
+                clock=database.state().clock,
+                since=resolved.since,
+                is_state=resolved.content is RangeContent.STATE,
+                names=resolved.names,
+                least=parsed.least,
+            )
+            plan = await self.reads.until_gone(
+                lost(request),
+                plan_splits,
+                database.store,
+                planned,
+                _opening(database, resolved, prefers_base=True),
+            )
+        return json_response(plan.to_json())
+
     async def _range(
         self, request: web.Request, database: StoredDatabase, parsed: RangeRequest
     ) -> web.StreamResponse:
+        resolved = await self._resolved(request, database, parsed)
+        form = make_format(parsed.format, Renderer(database.name, database.schema_of))
+        stream = _range_stream(database, resolved, form.block_bytes)
+        return await answer(request, database, stream, form, self.reads)
+
+    async def _resolved(
+        self, request: web.Request, database: StoredDatabase, parsed: RangeRequest
+    ) -> _Resolved:
+        """The range with positions for its points, if the caller may have it."""
         parsed = replace(parsed, filter=granted(request).narrow(parsed.filter))
         names = database.require_sources(parsed.filter.sources, parsed.filter.granted)
         to_the_end = parsed.content is RangeContent.NET and parsed.until is None
@@ -269,9 +310,7 @@ class BootstrapServer:
             log_gaps.require_every_change(database.log, since, until)
         else:
             log_gaps.require_repaired(database.log, names, since or ORIGIN)
-        form = make_format(parsed.format, Renderer(database.name, database.schema_of))
-        stream = _range_stream(database, parsed, since, until, form.block_bytes)
-        return await answer(request, database, stream, form, self.reads)
+        return _Resolved(parsed.content, parsed.filter, names, since, until)
 
     async def _open(
         self, request: web.Request, database: StoredDatabase, parsed: BootstrapRequest
@@ -353,38 +392,50 @@ def _check_clock(database: StoredDatabase, clock: str) -> None:
         )
 
 
-def _range_stream(
-    database: StoredDatabase,
-    parsed: RangeRequest,
-    since: Position | None,
-    until: Position,
-    piece_bytes: int,
-) -> RangeStream:
-    every_change = parsed.content is RangeContent.ALL
-    if parsed.content is RangeContent.STATE:
-        starts = state_from(until, database.origin())
-    else:
-        starts = changes_from(since, every_change=every_change)
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """A range between positions, of the sources ``names``."""
 
-    def opening(may_open: Callable[[RunFile], bool]) -> FrameRange:
+    content: RangeContent
+    filter: StreamFilter
+    names: list[str]
+    since: Position | None
+    until: Position
+
+
+def _opening(
+    database: StoredDatabase, resolved: _Resolved, *, prefers_base: bool = False
+) -> Callable[[Wanted], FrameRange]:
+    """Plans the range, when it is called."""
+    every_change = resolved.content is RangeContent.ALL
+    if resolved.content is RangeContent.STATE:
+        starts = state_from(resolved.until, database.origin(), prefers_base=prefers_base)
+    else:
+        starts = changes_from(resolved.since, every_change=every_change)
+
+    def opening(may_open: Wanted) -> FrameRange:
         return FrameRange(
             database.store,
             database.log,
             starts,
-            until,
+            resolved.until,
             every_change=every_change,
             may_open=may_open,
         )
 
+    return opening
+
+
+def _range_stream(database: StoredDatabase, resolved: _Resolved, piece_bytes: int) -> RangeStream:
     return RangeStream(
         database=database.name,
         clock=database.state().clock,
-        since=since or ORIGIN,
-        until=until,
-        content=parsed.content,
-        opening=opening,
-        stream_filter=parsed.filter,
-        source_ids=database.source_ids(parsed.filter),
+        since=resolved.since or ORIGIN,
+        until=resolved.until,
+        content=resolved.content,
+        opening=_opening(database, resolved),
+        stream_filter=resolved.filter,
+        source_ids=database.source_ids(resolved.filter),
         piece_bytes=piece_bytes,
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,19 +17,13 @@ from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.manifest import Manifest, Store, new_run_id
-from databus.bootstrap.runs.parquet_runs import (
-    PARQUET,
-    ROW_GROUP_BYTES,
-    SCHEMA,
-    Run,
-    RunKind,
-    describe,
-)
+from databus.bootstrap.runs.parquet_runs import PARQUET, ROW_GROUP_BYTES, Run, RunKind, describe
 from databus.bootstrap.runs.schema_note import note_schemas
+from databus.client.splits.frame_tables import SCHEMA, as_table
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.common.frame import frame_format
-from databus.common.frame.frame_format import FIRST_CONTROL_OP, HEADER_BYTES, Flag, FrameColumns, Op
+from databus.common.frame.frame_format import Flag, FrameColumns, Op
 
 FILE_NAME = "part-00000.parquet"
 
@@ -150,38 +143,3 @@ def _note_truncates(columns: FrameColumns, truncates: dict[int, Position]) -> No
     for index in np.flatnonzero(columns.op == Op.TRUNCATE).tolist():
         source = int(columns.source_id[index])
         truncates[source] = Position(int(columns.scn[index]), int(columns.seq[index]))
-
-
-def as_table(data: bytes, columns: FrameColumns) -> pa.Table:
-    """The columns of a run from whole frames that were scanned; ``data`` is not copied."""
-    is_row = columns.op < FIRST_CONTROL_OP
-    key_len = np.where(is_row, columns.key_len, 0).astype(np.int64)
-    arrays = [
-        columns.scn.view(np.int64),
-        columns.seq.astype(np.int64),
-        columns.source_id.astype(np.int64),
-        columns.op.astype(np.int32),
-        columns.flags.astype(np.int32),
-        columns.commit_us,
-        columns.key_hash.view(np.int64),
-    ]
-    key = _gathered(data, columns.offset + HEADER_BYTES, key_len)
-    edges = np.append(columns.offset, len(data)).astype(np.int32)
-    frames = pa.Array.from_buffers(
-        pa.binary(), len(columns), [None, pa.py_buffer(edges), pa.py_buffer(data)]
-    )
-    return pa.Table.from_arrays([*map(pa.array, arrays), key, frames], schema=SCHEMA)
-
-
-def _gathered(
-    data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> pa.Array:
-    """Binary column of ``data[start : start + length]`` for each pair."""
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    indices = np.repeat(starts - edges[:-1], lengths) + np.arange(edges[-1])
-    values = np.frombuffer(data, dtype=np.uint8)[indices]
-    return pa.Array.from_buffers(
-        pa.binary(),
-        len(starts),
-        [None, pa.py_buffer(edges.astype(np.int32)), pa.py_buffer(values)],
-    )

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from databus.bootstrap.merging import bucket_tasks, partial_rows, run_planner
+from databus.bootstrap.merging import bucket_tasks, run_planner
 from databus.bootstrap.merging.bucket_runs import WrittenFile, merged_run, plain_bytes
 from databus.bootstrap.merging.bucket_tasks import FILE_BYTES, BucketPlan
 from databus.bootstrap.merging.run_planner import Merge, Retention
@@ -27,6 +27,7 @@ from databus.bootstrap.runs.open_readers import held
 from databus.bootstrap.runs.parquet_runs import PARQUET, ROW_GROUP_BYTES, Run, RunKind
 from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.bootstrap.runs.schema_note import noted_schemas
+from databus.client.splits import partial_rows
 from databus.common.checkpoint import ORIGIN
 from databus.common.errors import BucketError, StoreError
 

@@ -16,6 +16,7 @@ from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind, describe, in_order
 from databus.bootstrap.runs.s3_storage import S3Storage
+from databus.client.splits.clustered_files import InputFile, Place
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import StoreError
 from databus.common.frame.frame_format import FIRST_CONTROL_OP
@@ -73,7 +74,7 @@ def plain_files(store: Store, merge: Merge) -> list[tuple[list[str], Position]]:
     return found
 
 
-def place_of(store: Store) -> spark_tasks.Place:
+def place_of(store: Store) -> Place:
     """Where the files of a store lie.
 
     Raises:
@@ -81,10 +82,10 @@ def place_of(store: Store) -> spark_tasks.Place:
     """
     storage = store.storage
     if storage.folder is not None:
-        return spark_tasks.Place(None, UMASK)
+        return Place(None, UMASK)
     if not isinstance(storage, S3Storage):
         raise StoreError(f"{store.url} is neither a folder nor on S3")
-    return spark_tasks.Place(storage.bucket.settings, UMASK)
+    return Place(storage.bucket.settings, UMASK)
 
 
 def worker_tasks(store: Store, plan: BucketPlan, workers: int) -> list[list[spark_tasks.Task]]:
@@ -92,7 +93,7 @@ def worker_tasks(store: Store, plan: BucketPlan, workers: int) -> list[list[spar
     found: list[list[spark_tasks.Task]] = [[] for _ in range(workers)]
     for number, task in enumerate(plan.tasks):
         inputs = tuple(
-            spark_tasks.InputFile(
+            InputFile(
                 path=store.files(one.file.folder or one.run).location(one.file.name),
                 after=(one.after.scn, one.after.seq),
                 is_part=not one.file.bucket.startswith(task.bucket),

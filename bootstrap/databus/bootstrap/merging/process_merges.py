@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from databus.bootstrap.merging import spark_tasks
-from databus.bootstrap.merging.bucket_merge import places
 from databus.bootstrap.merging.bucket_runs import (
     WrittenFile,
     place_of,
@@ -29,7 +28,9 @@ from databus.bootstrap.merging.bucket_runs import (
 from databus.bootstrap.merging.bucket_tasks import BucketPlan
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store
-from databus.bootstrap.runs.parquet_runs import COLUMNS, SCHEMA, RunKind
+from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.client.splits.bucket_merge import places
+from databus.client.splits.frame_tables import COLUMNS, SCHEMA
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
 
 PIECE_BYTES = 64 << 20

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from databus.bootstrap.merging import bucket_merge, partial_rows, spark_tasks
+from databus.bootstrap.merging import spark_tasks
 from databus.bootstrap.merging.bucket_runs import (
     WrittenFile,
     place_of,
@@ -45,7 +45,9 @@ from databus.bootstrap.merging.bucket_tasks import FILE_BYTES, BucketPlan
 from databus.bootstrap.merging.process_merges import has_java
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Store
-from databus.bootstrap.runs.parquet_runs import COLUMNS, RunKind
+from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.client.splits import bucket_merge, clustered_files, partial_rows
+from databus.client.splits.frame_tables import COLUMNS
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import MissingDependency
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
@@ -66,7 +68,7 @@ _LEAST = -(2**63)
 """Added to a hash as Spark has it, signed, it gives the order of unsigned numbers."""
 
 # Workers need not have this package, and a namespace package does not import from a zip.
-for _module in (bucket_merge, partial_rows, spark_tasks):
+for _module in (bucket_merge, clustered_files, partial_rows, spark_tasks):
     # PySpark's copy of cloudpickle has no types.
     cloudpickle.register_pickle_by_value(_module)  # type: ignore[no-untyped-call]
 

@@ -1,14 +1,13 @@
 """Does the tasks of merges: on Spark's Python workers, which also read stores on S3, or without
 Spark (``process_merges``).
 
-The JVM reads segments from folders, and shuffles.  Clustered files are read and written here, in
-folders and on S3, through ``pyarrow.fs``: the s3a file system of Hadoop comes as jars from Maven,
-and ``pyarrow.fs`` is on every worker that PySpark can run Python on.  Changes pass from the JVM to
-Python as Arrow batches; the rows of the old run never enter the JVM.
+The JVM reads segments from folders, and shuffles.  Clustered files are read (``clustered_files``)
+and written here.  Changes pass from the JVM to Python as Arrow batches; the rows of the old run
+never enter the JVM.
 
-This module is shipped by value: it imports nothing of this package but ``bucket_merge`` and
-``partial_rows``, which are shipped with it, and workers need none.  Everything else that a
-function uses is an argument, or imported inside of it.
+This module is shipped by value: it imports nothing of this package but ``bucket_merge``,
+``clustered_files`` and ``partial_rows``, which are shipped with it, and workers need none.
+Everything else that a function uses is an argument, or imported inside of it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from databus.bootstrap.merging.bucket_merge import HASH_BITS, bucket_range, merged, places, within
-from databus.bootstrap.merging.partial_rows import Layouts
+from databus.client.splits.bucket_merge import HASH_BITS, bucket_range, merged, places
+from databus.client.splits.clustered_files import InputFile, Place, rows_of_file
+from databus.client.splits.partial_rows import Layouts
 
 Batches = Callable[[Iterator[Any]], Iterator[Any]]
 
@@ -29,38 +29,6 @@ BATCH_BYTES = 8 << 20
 RESULT = "task long, name string, bucket string"
 """What a merge yields for each file: the number of its task, and name and bucket of a new file.
 Without a name the task's old file is taken over."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where files lie: on S3 with the settings of Arrow's file system, else in folders."""
-
-    settings: Mapping[str, Any] | None
-    umask: int
-
-    def filesystem(self) -> Any:
-        """The file system; a store in folders makes files for its user alone."""
-        import os
-
-        from pyarrow import fs
-
-        if self.settings is None:
-            os.umask(self.umask)
-            return fs.LocalFileSystem()
-        given = dict(self.settings)
-        retry = fs.AwsStandardS3RetryStrategy(max_attempts=given.pop("attempts"))
-        # An upload that fits into one part needs one request instead of three.
-        return fs.S3FileSystem(retry_strategy=retry, allow_delayed_open=True, **given)
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A clustered file; ``is_part`` if it has rows of other buckets too."""
-
-    path: str
-    after: tuple[int, int]
-    is_part: bool
-    is_taken: bool
 
 
 @dataclass(frozen=True)
@@ -232,8 +200,8 @@ def merge_bucket(
 
     An empty name says that nothing but the old file has rows: nothing was read of it.
     """
-    inputs = [_read(files, file, task.bucket) for file in task.files if not file.is_taken]
-    old = [_read(files, file, task.bucket) for file in task.files if file.is_taken]
+    inputs = [rows_of_file(files, file, task.bucket) for file in task.files if not file.is_taken]
+    old = [rows_of_file(files, file, task.bucket) for file in task.files if file.is_taken]
     started = [_started(one) for one in [*changes, *inputs]]
     found = [one for one in started if one is not None]
     if old and not found:
@@ -249,38 +217,6 @@ def _started(tables: Iterator[Any]) -> Iterator[Any] | None:
         if table.num_rows:
             return itertools.chain([table], tables)
     return None
-
-
-def _read(files: Any, file: InputFile, bucket: str) -> Iterator[Any]:
-    """The rows of a clustered file that lie in a bucket, a row group at once."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with (
-        files.open_input_file(file.path) as source,
-        pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as stored,
-    ):
-        for number in range(stored.metadata.num_row_groups):
-            group = stored.metadata.row_group(number)
-            if file.is_part and not _may_hold(group, bucket):
-                continue
-            table = stored.read_row_group(number, use_threads=False)
-            if table.num_rows != group.num_rows:  # the headers of pages have no CRC
-                raise pa.ArrowInvalid(f"{table.num_rows} rows of {group.num_rows}: {file.path}")
-            yield within(table, bucket if file.is_part else "", file.after)
-
-
-def _may_hold(group: Any, bucket: str) -> bool:
-    """Whether a row group may have rows of a bucket, by the statistics of ops and hashes."""
-    statistics = {}
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.statistics is not None and column.statistics.has_min_max:
-            statistics[column.path_in_schema] = (column.statistics.min, column.statistics.max)
-    if not bucket or "key_hash" not in statistics or statistics.get("op", (0, 5))[1] >= 5:
-        return True  # a TRUNCATE is not where its hash is
-    low, high = (limit - (limit >> (HASH_BITS - 1) << HASH_BITS) for limit in bucket_range(bucket))
-    return bool(low <= statistics["key_hash"][1] and statistics["key_hash"][0] <= high)
 
 
 def _write(

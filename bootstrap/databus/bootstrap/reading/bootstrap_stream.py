@@ -24,7 +24,8 @@ from databus.bootstrap.merging import run_planner
 from databus.bootstrap.reading.row_group_pruning import Selection
 from databus.bootstrap.runs.manifest import Store, stop_of
 from databus.bootstrap.runs.open_run import OpenRun
-from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup, Run, RunKind
+from databus.bootstrap.runs.parquet_runs import RowGroup, Run, RunKind
+from databus.client.splits.frame_tables import FrameBlock
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import (
     ORIGIN,

@@ -17,19 +17,12 @@ import numpy.typing as npt
 
 from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.run_planner import PlanPart
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.open_run import FileSlot, OpenRun, Wanted
-from databus.bootstrap.runs.parquet_runs import (
-    FrameBlock,
-    RowGroup,
-    Run,
-    RunFile,
-    RunKind,
-    blocks_of,
-)
+from databus.bootstrap.runs.parquet_runs import RowGroup, Run, RunFile, RunKind
+from databus.client.splits.frame_tables import FrameBlock, as_table, blocks_of
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import LogTooYoung, StoreError
 from databus.common.frame import frame_format
@@ -173,6 +166,11 @@ class FrameRange:
         return self._store.open_run(part.run, is_wanted, self._slot)
 
     @property
+    def parts(self) -> tuple[tuple[PlanPart, tuple[RunFile, ...]], ...]:
+        """The runs of the range in order, each with the files that would be opened."""
+        return tuple((part, opened.files) for part, opened in self._parts)
+
+    @property
     def unopened(self) -> int:
         """Files with rows of the range that ``may_open`` excludes."""
         within = sum(_is_within(file, part) for part, _ in self._parts for file in part.run.files)
@@ -269,11 +267,11 @@ def changes_from(since: Position | None, *, every_change: bool) -> Starts:
     return starts
 
 
-def state_from(until: Position, origin: Position | None) -> Starts:
+def state_from(until: Position, origin: Position | None, *, prefers_base: bool = False) -> Starts:
     """For the whole state at ``until``: from a base before it, or from the log's beginning.
 
     ``origin`` is where the log began, None if that is unknown; the chain is a state only if
-    no part of it has been dropped since.
+    no part of it has been dropped since.  ``prefers_base``: not from there if there is a base.
     """
 
     def starts(manifest: Manifest, log_start: Position) -> Mapping[Position, tuple[PlanPart, ...]]:
@@ -284,7 +282,8 @@ def state_from(until: Position, origin: Position | None) -> Starts:
             if run.kind is RunKind.BASE and run.stop <= until
         }
         first = manifest.chain[0].start if manifest.chain else log_start
-        if (manifest.base is None or first == origin) and first <= until:
+        is_whole = manifest.base is None or first == origin
+        if is_whole and first <= until and not (found and prefers_base):
             found.setdefault(first, ())
         return found
 

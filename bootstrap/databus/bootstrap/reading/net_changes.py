@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from databus.bootstrap.reading.frame_ranges import Mask, Unit
 from databus.bootstrap.reading.key_spool import KeySpool
-from databus.bootstrap.runs.parquet_runs import FrameBlock
+from databus.client.splits.frame_tables import FrameBlock
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Flag, Op
 
 PASS_ROWS = 2_000_000

@@ -16,7 +16,8 @@ from databus.bootstrap.reading.bootstrap_stream import IDLE, Piece
 from databus.bootstrap.reading.frame_ranges import FrameRange, Mask, Unit
 from databus.bootstrap.reading.net_changes import PASS_ROWS, NetChanges
 from databus.bootstrap.reading.row_group_pruning import Selection
-from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup, RunFile
+from databus.bootstrap.runs.parquet_runs import RowGroup, RunFile
+from databus.client.splits.frame_tables import FrameBlock
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.filters.frame_selection import close_windows, gather
 from databus.common.filters.stream_filter import StreamFilter

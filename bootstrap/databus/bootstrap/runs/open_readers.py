@@ -94,13 +94,18 @@ class OpenReaders:
         position = min(one.position for _, one in self._readers.values())
         began_s = min(began_s for began_s, _ in self._readers.values()) - SWITCH_S
         self._written_s, self._noted = now_s, position
-        document = {
-            "at_us": int(now_s * 1e6),
-            "began_us": int(began_s * 1e6),
-            "position": position.to_json(),
-        }
         with contextlib.suppress(StoreError):
-            self._storage.write_note(self._name, json.dumps(document).encode())
+            self._storage.write_note(self._name, reader_note(now_s, began_s, position))
+
+
+def reader_note(now_s: float, began_s: float, position: Position) -> bytes:
+    """A note, renewed at ``now_s``, of a reader that began at ``began_s`` and is at a position."""
+    document = {
+        "at_us": int(now_s * 1e6),
+        "began_us": int(began_s * 1e6),
+        "position": position.to_json(),
+    }
+    return json.dumps(document).encode()
 
 
 def held(storage: Storage, now_us: int) -> list[Held]:

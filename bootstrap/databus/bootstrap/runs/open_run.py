@@ -18,19 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from databus.bootstrap.runs.parquet_runs import (
-    COLUMNS,
     DECODED_BYTES,
     SCN_LIMIT,
-    FrameBlock,
     RowGroup,
     Run,
     RunFile,
-    as_block,
-    blocks_of,
     bounds,
-    footer_crc,
 )
 from databus.bootstrap.runs.run_storage import LocalFiles, RunFiles
+from databus.client.splits.frame_tables import COLUMNS, FrameBlock, as_block, blocks_of, footer_crc
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.common.frame.frame_format import FrameColumns, Op, scan
@@ -96,6 +92,11 @@ class OpenRun:
     def rows(self) -> int:
         """Rows of the chosen files."""
         return sum(self.run.files[number].rows for number in self._chosen)
+
+    @property
+    def files(self) -> tuple[RunFile, ...]:
+        """The chosen files."""
+        return tuple(self.run.files[number] for number in self._chosen)
 
     @property
     def file_count(self) -> int:

@@ -16,16 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from databus.bootstrap.runs.run_storage import RunFiles
+from databus.client.splits.frame_tables import COLUMNS, footer_crc
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import FormatError, StoreError
-from databus.common.frame.frame_format import FrameColumns
 
 SCN_LIMIT = 2**63
 """Positions in runs are signed 64-bit numbers, because Spark has only these."""
@@ -36,25 +33,7 @@ ROW_GROUP_BYTES = 16 << 20
 DECODED_BYTES = 2 << 20
 """Frame bytes decoded at once, approximately: they are sent while the next ones are decoded."""
 
-FOOTER_BYTES = 64 << 10
-"""How much of a file's end is read at once: most footers are shorter."""
-
 COMPRESSION = "lz4"
-COLUMNS = ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash", "key", "frame")
-SCHEMA = pa.schema(
-    [
-        ("scn", pa.int64()),
-        ("seq", pa.int64()),
-        ("source_id", pa.int64()),
-        ("op", pa.int32()),
-        ("flags", pa.int32()),
-        ("commit_us", pa.int64()),
-        ("key_hash", pa.int64()),
-        ("key", pa.binary()),
-        ("frame", pa.binary()),
-    ]
-)
-
 PARQUET: Mapping[str, Any] = {
     "compression": COMPRESSION,
     "use_dictionary": ["source_id", "op", "flags"],
@@ -280,41 +259,6 @@ class RowGroup:
     last_commit_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class FrameBlock:
-    """Whole frames back to back, in Parquet's decoded buffer, and where each begins.
-
-    ``edges`` has one entry more than there are frames: the last is the end.
-    """
-
-    data: npt.NDArray[np.uint8]
-    edges: npt.NDArray[np.int64]
-
-    def slice(self, start: int, stop: int) -> FrameBlock:
-        """The frames ``start`` .. ``stop`` - 1, without a copy."""
-        edges = self.edges[start : stop + 1]
-        return FrameBlock(self.data[edges[0] : edges[-1]], edges - edges[0])
-
-    def columns(self) -> FrameColumns:
-        """The headers as columns."""
-        return FrameColumns(self.data.view(np.uint64), self.edges[:-1], len(self.data))
-
-
-def blocks_of(table: Any) -> list[FrameBlock]:
-    """The ``frame`` column of an Arrow table, without a copy."""
-    return [as_block(chunk) for chunk in table.column("frame").chunks]
-
-
-def as_block(chunk: Any) -> FrameBlock:
-    """The frames of one chunk of the ``frame`` column, without a copy."""
-    _, offsets, values = chunk.buffers()
-    edges = np.frombuffer(offsets, dtype=np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-    if values is None:
-        return FrameBlock(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
-    data = np.frombuffer(values, dtype=np.uint8)[edges[0] : edges[-1]]
-    return FrameBlock(data, edges.astype(np.int64) - int(edges[0]))
-
-
 def bounds(group: Any) -> tuple[Position, Position]:
     """Positions between which all rows of a row group lie, from its statistics."""
     scn = group.column(COLUMNS.index("scn")).statistics
@@ -324,15 +268,6 @@ def bounds(group: Any) -> tuple[Position, Position]:
     if scn.min == scn.max:
         return Position(scn.min, seq.min), Position(scn.max, seq.max)
     return Position(scn.min, 0), Position(scn.max, SEQ_END)
-
-
-def footer_crc(source: Any, size: int) -> int:
-    """CRC-32C of a Parquet file's footer, with its length and the magic after it."""
-    tail = source.read_at(min(size, FOOTER_BYTES), max(0, size - FOOTER_BYTES))
-    footer_bytes = min(size, int.from_bytes(tail[-8:-4], "little") + 8)
-    if footer_bytes > len(tail):
-        tail = source.read_at(footer_bytes, size - footer_bytes)
-    return int(google_crc32c.value(tail[len(tail) - footer_bytes :]))
 
 
 def describe(files: RunFiles, name: str, source_id: int | None = None, bucket: str = "") -> RunFile:

@@ -5,9 +5,9 @@
     orders = (spark.read.format("databus").option("database", "shop")
         .option("source", "shop.orders").option("bootstraps", "http://bootstrap:8701").load())
 
-The driver requests the position where a read ends.  Every task then pulls its own part of the
-keys over HTTP, all parts up to that position.  docs/spark.md lists the options and the types.
-Executors need this package with its extra ``spark``.
+The driver requests the position where a read ends.  Every task then reads its own part of the
+keys, all parts up to that position: from the files of the store, or over HTTP.  docs/spark.md lists
+the options and the types.  Executors need this package with its extra ``spark``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from pyspark.sql.types import StructType
 from databus.client.spark.micro_batches import DatabusStreamReader
 from databus.client.spark.pushed_filters import key_partition
 from databus.client.spark.read_options import ReadOptions, parse_options
-from databus.client.spark.table_tasks import SparkPartition, TableTasks, parts_of
+from databus.client.spark.table_tasks import SOURCE, SparkPartition, TableTasks, parts_of
 from databus.client.tables.arrow_rows import METADATA, table_schema
 from databus.client.tables.table_reader import Range, TableReader
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import BadRequest
+from databus.common.schema.source_schema import SourceSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +55,7 @@ def register(spark: SparkSession) -> None:
 
 
 class DatabusDataSource(DataSource):
-    """One table of a Databus stream, typed by its Avro schema."""
+    """One table of a Databus stream, or several, typed by their Avro schemas."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -68,13 +69,18 @@ class DatabusDataSource(DataSource):
     def schema(self) -> StructType:
         """The table's present columns, then the stream's own if the options request them."""
         options = self._read_options
-        schema = TableReader(options.address).schema()
-        if missing := set(options.columns) - {c.name for c in schema.columns} - set(METADATA.names):
-            raise BadRequest(f"{schema.source} has no columns {sorted(missing)}")
-        rows = table_schema(schema)
+        if options.has_globs:
+            rows = [
+                *_columns_of_all(TableReader(options.address).tables(), options.columns),
+                SOURCE,
+            ]
+        else:
+            rows = list(table_schema(TableReader(options.address).schema()))
         fields = [*rows, *(METADATA if options.metadata else [])]
         if options.columns:
-            every = {f.name: f for f in (*METADATA, *rows)}
+            every = {field.name: field for field in (*METADATA, *rows)}
+            if missing := sorted(set(options.columns) - set(every)):
+                raise BadRequest(f"{options.address.source} has no columns {missing}")
             fields = [every[name] for name in options.columns]
         return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
 
@@ -86,6 +92,26 @@ class DatabusDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         return DatabusStreamReader(self._read_options, schema)
+
+
+def _columns_of_all(tables: Sequence[SourceSchema], names: Sequence[str]) -> list[Any]:
+    """The columns of several tables by name, in the order in which they come up.
+
+    With ``names`` these columns alone.
+
+    Raises:
+        BadRequest: two tables have a column of one name and different types.
+    """
+    found: dict[str, Any] = {}
+    for table in tables:
+        for field in table_schema(table, names or None):
+            had = found.setdefault(field.name, field)
+            if had.type != field.type:
+                raise BadRequest(
+                    f"the column {field.name} is {field.type} in {table.source} and {had.type} in "
+                    "another of the tables; read them apart, or name other columns in the options"
+                )
+    return list(found.values())
 
 
 class DatabusReader(DataSourceReader):
@@ -103,7 +129,7 @@ class DatabusReader(DataSourceReader):
         """One part a task, all up to the same position."""
         options = self._read_options
         reader = TableReader(options.address)
-        reader.schema()
+        reader.tables()
         newest = reader.target() if options.address.bootstraps else reader.newest()
         until = reader.position_of(options.until) if options.until else newest
         if until.seq == SEQ_END:
@@ -116,12 +142,12 @@ class DatabusReader(DataSourceReader):
         if since is not None and since >= until:
             return []
         whole = Range(options.mode, since, until, reader.clock, self._keys, self._ops)
-        return [SparkPartition(whole)] if self._keys else parts_of(whole, options.partitions)
+        return parts_of(options, reader, whole)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, in a task."""
         assert isinstance(partition, SparkPartition)
-        return self._rows.batches(partition.range)
+        return self._rows.batches(partition)
 
 
 class PushingReader(DatabusReader):
@@ -136,8 +162,9 @@ class PushingReader(DatabusReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Use the filters that make the request smaller; Spark evaluates all of them as well."""
         if filters:
-            table = TableReader(self._read_options.address).schema()
-            self._keys = key_partition(table, filters)
+            if not self._read_options.has_globs:
+                table = TableReader(self._read_options.address).schema()
+                self._keys = key_partition(table, filters)
             if self._read_options.mode == "all":
                 self._push_stream_filters(filters)
         return filters

@@ -50,7 +50,7 @@ class DatabusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins, by the option ``start``."""
         reader = TableReader(self._read_options.address)
-        reader.schema()
+        reader.tables()
         start = self._read_options.start
         if start == "snapshot":
             if not self._read_options.address.bootstraps:
@@ -79,7 +79,7 @@ class DatabusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         For a first batch that is a snapshot, the bootstrap's; a snapshot has no limit.
         """
         reader = TableReader(self._read_options.address)
-        reader.schema()
+        reader.tables()
         since = decode_position(start)
         newest = reader.target() if since == ORIGIN else reader.newest()
         if self._last is not None:
@@ -105,12 +105,13 @@ class DatabusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._read_options
         mode = "state" if since == ORIGIN else "auto" if options.mode == "state" else options.mode
         whole = Range(mode, since, until, str(end["clock"]), later=mode != "all")
-        return parts_of(whole, options.partitions)
+        reader = TableReader(options.address)
+        return parts_of(options, reader, whole)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, in a task."""
         assert isinstance(partition, SparkPartition)
-        return self._rows.batches(partition.range)
+        return self._rows.batches(partition)
 
 
 def _offset(position: Position, clock: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,10 +19,21 @@ _OPTIONS = frozenset(
     (
         *("database", "source", "relays", "bootstraps", "columns", "metadata", "partitions"),
         *("scn", "timestamp", "since", "until", "mode", "start", "give_up_s", "path"),
-        *("pushdown", _EVENTS, _BYTES),
+        *("pushdown", "files", _EVENTS, _BYTES),
     )
 )
+_WILD = frozenset(",*?[")
 _KNOWN = {name.lower() for name in _OPTIONS}
+
+
+class FileUse(enum.StrEnum):
+    """Whether tasks open the store's files themselves."""
+
+    AUTO = "auto"
+    """Where they can; otherwise they read the same rows over HTTP."""
+    NEVER = "never"
+    ALWAYS = "always"
+    """A task that cannot open a file fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,12 @@ class ReadOptions:
     partitions: int
     pushdown: bool
     limit: BatchLimit
+    files: FileUse
+
+    @property
+    def has_globs(self) -> bool:
+        """Whether ``source`` may name several tables."""
+        return bool(set(self.address.source) & _WILD)
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -71,6 +89,12 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         raise BadRequest(f"partitions and give_up_s are numbers: {error}") from None
     if partitions < 1:
         raise BadRequest("partitions is 1 or more", parameter="partitions")
+    try:
+        files = FileUse(given.get("files", "auto"))
+    except ValueError:
+        raise BadRequest(
+            f"files is one of {', '.join(FileUse)}, not {given['files']!r}", parameter="files"
+        ) from None
     return ReadOptions(
         TableAddress(given["database"], given["source"], relays, bootstraps, give_up_s),
         mode,
@@ -82,6 +106,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         partitions,
         given.get("pushdown", "false").lower() == "true",
         _limit(given),
+        files,
     )
 
 

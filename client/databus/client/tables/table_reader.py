@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from databus.client.pulling.transport import FRAMES_TYPE
 from databus.client.tables.arrow_rows import RowDecoder
 from databus.client.tables.batch_limits import BatchEnd, BatchLimit
+from databus.client.tables.partial_updates import combined
 from databus.common.checkpoint import (
     ORIGIN,
     OnlineCheckpoint,
@@ -94,6 +95,9 @@ class Range:
     partition: str | None = None
     ops: str | None = None
     later: bool = False
+    truncates: bool = True
+    """Whether truncates are returned.  They concern the keys of every partition, and the servers
+    send them with each."""
 
 
 class TableReader:
@@ -131,6 +135,22 @@ class TableReader:
                 source=self.address.source,
             )
         return found
+
+    def tables(self) -> list[SourceSchema]:
+        """The newest versions of all tables that ``source`` names, which may be globs here.
+
+        Raises:
+            UnknownSource: no server has such a table.
+        """
+        self._register()
+        names = dict.fromkeys(schema.source for schema in self.schemas)
+        found = [self.schemas.latest(name) for name in names]
+        if not names:
+            raise UnknownSource(
+                f"{self.address.database} has no source {self.address.source!r}",
+                source=self.address.source,
+            )
+        return [schema for schema in found if schema is not None]
 
     def schema_of(self, fingerprint: int) -> SourceSchema:
         """The schema of a frame."""
@@ -187,17 +207,19 @@ class TableReader:
 
     def batches(self, requested: Range, decoder: RowDecoder) -> Iterator[Any]:
         """The rows as record batches."""
-        with contextlib.closing(self._read(requested)) as spool:
+        with contextlib.closing(self.frames(requested)) as spool:
             if spool.folds:
-                yield from _folded(spool, decoder)
+                yield from combined(spool.blocks(), spool.partial_hashes, decoder)
                 return
             for data, columns, rows in spool.blocks():
                 yield decoder.batch(data, columns, rows)
 
-    def _read(self, requested: Range) -> BatchSpool:
-        """All frames of a range, from a relay or a bootstrap server."""
+    def frames(self, requested: Range) -> BatchSpool:
+        """All frames of a range, from a relay or a bootstrap server; the caller closes them."""
         spool = BatchSpool(
-            frame_format.source_id(self.address.source), folds=requested.mode in ("net", "state")
+            frame_format.source_id(self.address.source),
+            folds=requested.mode in ("net", "state"),
+            truncates=requested.truncates,
         )
         try:
             if requested.mode in ("auto", "all"):
@@ -373,6 +395,26 @@ class TableReader:
             if is_full:  # A server that is full answers: it is not silent.
                 self._progress_s = time.monotonic()
 
+    def document(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """A JSON answer of a bootstrap server about the database."""
+        return self._from_any(self.address.bootstraps, lambda s: self._json(s, path, query))
+
+    def renew(self, lease: str) -> None:
+        """Renew a lease at the first server that answers now.
+
+        Raises:
+            LeaseExpired: it has ended.
+            DatabusError: no server has renewed it.
+        """
+        problem: DatabusError = ServerUnavailable("there is no bootstrap server")
+        for server in self.address.bootstraps:
+            try:
+                self._json(server, "splits", {"lease": lease})
+                return
+            except DatabusError as error:
+                problem = error
+        raise problem
+
     def _position(self, server: str, path: str, name: str = "") -> Position:
         """The position in an answer: the whole document, or its member ``name``."""
         document = self._json(server, path, {})
@@ -406,7 +448,7 @@ class BatchSpool:
     Raises: StoreError if the disk cannot store them.
     """
 
-    def __init__(self, source_id: int, *, folds: bool) -> None:
+    def __init__(self, source_id: int, *, folds: bool, truncates: bool = True) -> None:
         # Without a buffer: no write is pending when it is read or closed.
         try:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
@@ -416,7 +458,13 @@ class BatchSpool:
         self._lengths: list[int] = []
         self._upto: Position | None = None
         self._folds = folds
+        self._truncates = truncates
         self._partial: set[int] = set()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all frames."""
+        return sum(self._lengths)
 
     @property
     def folds(self) -> bool:
@@ -447,6 +495,8 @@ class BatchSpool:
         """Store the table's rows among some frames, those in (``after``, ``upto``]."""
         upto = self._upto if upto is None else upto
         taken = (columns.op < FIRST_CONTROL_OP) & (columns.source_id == self._source_id)
+        if not self._truncates:
+            taken &= columns.op != Op.TRUNCATE
         if after is not None:
             taken &= _is_after(columns, after)
         if upto is not None:
@@ -486,37 +536,6 @@ class BatchSpool:
     def close(self) -> None:
         """Delete the file."""
         self._file.close()
-
-
-@dataclass(slots=True)
-class _Row:
-    """The last state of a key while partial updates arrive, and its unknown columns."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    absent: set[str] = field(default_factory=set)
-
-
-def _folded(spool: BatchSpool, decoder: RowDecoder) -> Iterator[Any]:
-    """Whole rows in order; then one row for each key with partial updates."""
-    hashes = spool.partial_hashes
-    rows_of: dict[bytes, _Row] = {}
-    for data, columns, rows in spool.blocks():
-        touched = np.isin(columns.key_hash, hashes)
-        if not touched.all():
-            yield decoder.batch(data, columns, rows[~touched])
-        if touched.any():
-            batch = decoder.batch(data, columns, rows[touched])
-            for number, values in zip(rows[touched].tolist(), batch.to_pylist(), strict=True):
-                one = frame_format.trusted_frame(data.data, int(columns.offset[number]))
-                absent = set(decoder.absent_names(one))
-                had = rows_of.setdefault(bytes(one.key), _Row(absent=absent))
-                filled = {name: had.values.get(name) for name in absent if name in values}
-                had.values = values | filled
-                had.absent &= absent
-    for row in rows_of.values():
-        if "_absent" in row.values:
-            row.values["_absent"] = sorted(row.absent) or None
-    yield decoder.batch_of([row.values for row in rows_of.values()])
 
 
 def _filters(requested: Range) -> dict[str, str]:

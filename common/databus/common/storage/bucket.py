@@ -76,7 +76,8 @@ def _endpoint(settings: Mapping[str, Any]) -> str | None:
     return f"{settings['scheme']}://{settings['endpoint_override']}"
 
 
-def _filesystem(settings: Mapping[str, Any]) -> Any:
+def filesystem(settings: Mapping[str, Any]) -> Any:
+    """Arrow's file system of S3 with the settings that ``arrow_settings`` gives."""
     from pyarrow import fs
 
     given = dict(settings)
@@ -136,7 +137,7 @@ class Bucket:
         self.options = options
         self.settings = arrow_settings(options)
         self._client = _client(options)
-        self.filesystem = _filesystem(self.settings)
+        self.filesystem = filesystem(self.settings)
 
     @contextlib.contextmanager
     def _request(self, what: str) -> Iterator[None]:

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from databus.bootstrap.log.segments import as_table
-from databus.bootstrap.merging.bucket_merge import bucket_range, merged, within
 from databus.bootstrap.merging.spark_tasks import Changes, Task
-from databus.bootstrap.runs.parquet_runs import SCHEMA
+from databus.client.splits.bucket_merge import bucket_range, merged, within
+from databus.client.splits.frame_tables import SCHEMA, as_table
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameView, Op
 from tests.bootstrap.model import clustered, compact

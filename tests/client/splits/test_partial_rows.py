@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from databus.bootstrap.log.segments import as_table
-from databus.bootstrap.merging.bucket_merge import merged
-from databus.bootstrap.merging.partial_rows import folded, layouts_of, slow_crc32c
 from databus.bootstrap.verify import table_comparison
+from databus.client.splits.bucket_merge import merged
+from databus.client.splits.frame_tables import as_table
+from databus.client.splits.partial_rows import folded, layouts_of, slow_crc32c
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Flag, FrameView, Op, read_frame
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema

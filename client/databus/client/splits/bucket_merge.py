@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from databus.bootstrap.merging.partial_rows import Layouts, folded
-from databus.bootstrap.runs.parquet_runs import SCHEMA
+from databus.client.splits.frame_tables import SCHEMA
+from databus.client.splits.partial_rows import Layouts, folded
 from databus.common.frame.frame_format import Flag, Op
 
 U64Array = npt.NDArray[np.uint64]
