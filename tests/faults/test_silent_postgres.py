@@ -8,8 +8,10 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
 from databus.common.errors import SourceUnavailable
@@ -139,6 +141,29 @@ async def test_a_chunk_whose_server_hangs_is_given_up_and_read_again(
             assert list(await table_of(source, "public.orders")) == [(1,)]
 
 
+async def test_a_session_whose_server_hangs_just_after_the_sign_in_is_closed(
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = urlsplit(db.url)
+    assert parts.hostname and parts.port
+    sessions: list[asyncpg.Connection] = []
+    monkeypatch.setattr(postgres_catalogue, "_ANSWER_S", 0.5)
+    async with FaultyProxy(parts.hostname, parts.port) as proxy:
+        connect = asyncpg.connect
+
+        async def stalling(**settings: Any) -> asyncpg.Connection:
+            sessions.append(await connect(**settings))
+            proxy.stall()
+            return sessions[0]
+
+        monkeypatch.setattr(asyncpg, "connect", stalling)
+        url = db.url.replace(f":{parts.port}/", f":{proxy.port}/")
+        settings = read_settings(database_config("shop", url, "public.*"))
+        with pytest.raises(SourceUnavailable, match="cannot be queried"):
+            await postgres_catalogue.Catalogue(settings).facts()
+        assert sessions[0].is_closed()
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_one_process_that_hangs_between_two_statements_is_given_up(
     db: FreshDatabase,
@@ -189,7 +214,9 @@ async def test_a_process_that_is_stopped_while_it_works_is_named_and_given_up(
             os.kill(process, signal.SIGCONT)
         await eventually(lambda: not source._chunks.warnings(), 30, "it is closed")
         assert list(await table_of(source, "public.orders")) == [(1,)]
-        assert source._chunks._session(slow).work_limit_s == 8.0
+        session = source._chunks._session(slow)
+        assert session.work_limit_s == 8.0
+        source._chunks._idle.append(session)  # It is the source's to close.
 
 
 @pytest.mark.usefixtures("impatient")

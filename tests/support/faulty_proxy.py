@@ -107,13 +107,16 @@ class FaultyProxy:
         except asyncio.CancelledError:
             _reset(writer)
         finally:
-            self._tasks.discard(task)
-            for one in (writer, upstream):
-                if one is not None:
-                    self._writers.discard(one)
-                    one.close()
+            ends = [one for one in (writer, upstream) if one is not None]
+            for one in ends:
+                one.close()
+            try:
+                for one in ends:
                     with contextlib.suppress(OSError):
                         await one.wait_closed()
+            finally:  # Until then ``close`` resets it, and waits for it.
+                self._writers.difference_update(ends)
+                self._tasks.discard(task)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool

@@ -482,10 +482,10 @@ class Catalogue:
             if guard is not None and guard.was_asked:
                 raise PreflightFailed(f"{settings.address}: {IN_CLEAR}") from None
             raise
-        found = await session.fetchval("SELECT pg_catalog.current_setting('search_path')")
         try:
+            found = await session.fetchval("SELECT pg_catalog.current_setting('search_path')")
             require_search_path(settings, found)
-        except SourceUnavailable:
+        except BaseException:  # The server hangs, the caller is cancelled, or the path is another.
             session.terminate()
             raise
         return session
