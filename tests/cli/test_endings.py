@@ -78,15 +78,15 @@ def test_relay_and_bootstrap_say_where_they_are_and_end_with_0(
     assert f"bootstrap server at {servers.bootstrap_url} serves every database" in bootstrap.log
     assert f"status {servers.bootstrap_url}/v1/status" in bootstrap.log
     assert http_status(f"{servers.bootstrap_url}/v1/status") == 200
+    if number == signal.SIGTERM:  # Once is enough.
+        check_that_a_port_in_use_is_one_line_with_the_address(servers)
     assert end(bootstrap, number) == 0, bootstrap.log
     assert end(relay, number) == 0, relay.log
     assert "Traceback" not in relay.log + bootstrap.log
     assert http_status(f"{servers.relay_url}/healthz") is None
 
 
-def test_a_port_in_use_is_one_line_with_the_address(servers: Servers) -> None:
-    servers.relay()
-    servers.bootstrap()
+def check_that_a_port_in_use_is_one_line_with_the_address(servers: Servers) -> None:
     for command, url in (("relay", servers.relay_url), ("bootstrap", servers.bootstrap_url)):
         done = servers.processes.run(command, "-c", servers.config)
         address = url.removeprefix("http://")
@@ -95,22 +95,21 @@ def test_a_port_in_use_is_one_line_with_the_address(servers: Servers) -> None:
         assert len(done.stderr.splitlines()) == 2, done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_tail_ends_on_a_signal_without_a_complaint(
-    servers: Servers, number: signal.Signals, code: int
+def test_tail_waits_for_a_relay_that_is_away_and_ends_on_a_signal_without_a_complaint(
+    servers: Servers,
 ) -> None:
-    servers.relay()
-    tail = servers.processes.start("tail", f"{servers.relay_url}/made", name="tail")
-    eventually_sync(lambda: '"op"' in tail.log, 40.0, "tail prints")
-    assert end(tail, number) == code
-    printed = [line for line in tail.log.splitlines() if not line.startswith("{")]
-    assert printed == []
-
-
-def test_tail_waits_for_a_relay_that_is_away_for_a_moment(servers: Servers) -> None:
     relay = servers.relay()
-    tail = servers.processes.start("tail", f"{servers.relay_url}/made", name="tail")
-    eventually_sync(lambda: '"op"' in tail.log, 40.0, "tail prints")
+    address = f"{servers.relay_url}/made"
+    tails = [servers.processes.start("tail", address, name=f"tail-{n}") for n in range(3)]
+
+    def all_print() -> bool:
+        return all('"op"' in tail.log for tail in tails)
+
+    eventually_sync(all_print, 40.0, "each tail prints")
+    for tail, number, code in zip(tails, (signal.SIGINT, signal.SIGTERM), (130, 143), strict=False):
+        assert end(tail, number) == code
+        assert [line for line in tail.log.splitlines() if not line.startswith("{")] == []
+    tail = tails[-1]
     relay.kill9()
     eventually_sync(lambda: "server_unavailable" in tail.log or "; " in tail.log, 20.0, "a word")
     seen = tail.log.count('"op"')
