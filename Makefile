@@ -12,8 +12,9 @@ CODE := $(ROOMS) tests benchmarks docs/generate examples
 FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture_*.py)))
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once; the files come
-# in the order of tests/support/fixtures.py, the long ones first.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# in the order of tests/support/fixtures.py, the long ones first. A test often waits for processes that
+# it has killed or started: three processes keep two cores busy.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 # Spark's classes from the archive that compile.sh made; passed over where there is none.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
 # Each process would compile the modules again without the files that Python keeps.
@@ -57,12 +58,10 @@ demo: setup-demo ## Show the whole system at work and compare the results, DB=sq
 .PHONY: test
 test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the whole suite
 	@$(BESIDE) run-compile run-lint run-types run-contracts
-	@$(MAKE) --no-print-directory run-bench-smoke
 	@echo "== tests"
 	@$(PYTEST) $(PARALLEL) --durations=25
-	@scripts/matrix.sh --short mysql-8.0.15
-	@echo "== storm"
-	@$(BIN)/python -m tests.storm.ci
+	@# The storm is bounded by time, and leaves a core to the others.
+	@$(BESIDE) run-storm run-matrix-and-bench-smoke
 
 .PHONY: matrix
 matrix: setup-test ## Run a lean set of tests on every other server version; downloads them with Maven
@@ -148,7 +147,7 @@ clean: ## Delete what the tools left behind, but neither .venv nor data in var/
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The steps without their set-up.
-.PHONY: run-compile run-lint run-types run-contracts run-bench-smoke
+.PHONY: run-compile run-lint run-types run-contracts run-bench-smoke run-storm run-matrix-and-bench-smoke
 run-compile:
 	@scripts/compile.sh kernels spark-classes
 run-lint:
@@ -168,3 +167,8 @@ run-bench-smoke:
 	@printf '%s\n' $(FIGURES) | xargs -P 2 -I {} bash -c \
 		'said=$$($(BIN)/python -m benchmarks.{} --smoke 2>&1) && code=0 || code=$$?; \
 		printf -- "-- %s\n%s\n" {} "$$said"; exit $$code'
+run-storm:
+	@echo "== storm"
+	@$(BIN)/python -m tests.storm.ci
+run-matrix-and-bench-smoke: run-bench-smoke
+	@scripts/matrix.sh --short mysql-8.0.15
