@@ -21,8 +21,8 @@ from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
 from tests.support.waiting import PATIENCE, eventually_sync
 
-URL = "generator://?events_per_second=5000&events_per_window=40&payload_bytes=60&events=80000"
-LAST_SCN = 2000
+URL = "generator://?events_per_second=3000&events_per_window=40&payload_bytes=60&events=40000"
+LAST_SCN = 1000
 KILLS = 10
 
 

@@ -22,8 +22,8 @@ from tests.support.waiting import eventually_sync
 from tests.support.window_ends import as_source_gave
 
 URL = (
-    "generator://?events_per_second=20000&events_per_window=50&keys=3000&payload_bytes=60"
-    "&events=200000"
+    "generator://?events_per_second=10000&events_per_window=50&keys=3000&payload_bytes=60"
+    "&events=100000"
 )
 CONFIG = f"""
 [relay]
@@ -37,6 +37,7 @@ ring_bytes = "128MiB"
 sync_every = "20ms"
 """
 KEYS_INSERTED_SCN = 3000 // 50
+LAST_SCN = 100_000 // 50
 KILLS = 10
 CHUNK_ROWS = 25
 
@@ -95,7 +96,7 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
             assert len(unrecorded) <= CHUNK_ROWS, (number, sorted(unrecorded))
 
         def done() -> bool:
-            return relay.newest_scn("gen") >= 4000
+            return relay.newest_scn("gen") >= LAST_SCN
 
         eventually_sync(done, 90)
 

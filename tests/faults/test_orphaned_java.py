@@ -93,12 +93,12 @@ async def test_nothing_outlives_the_applier_or_the_server_that_is_killed_when(
             return {pid: line for pid, line in here.items() if pid not in {server.pid, *below()}}
 
         try:
-            await eventually(at_stage, 90.0, stage)
+            await eventually(at_stage, 90.0, stage, poll_s=0.02)
             known |= below().keys()
             (applier,) = (pid for pid, line in below().items() if APPLIER_CHILD in line)
             os.kill(applier, 9)
             await eventually(lambda: not orphans(), 30.0, "nothing of the applier runs", poll_s=0.2)
-            await eventually(at_stage, 90.0, f"{stage}, once more")
+            await eventually(at_stage, 90.0, f"{stage}, once more", poll_s=0.02)
             server.kill()
             server.wait()
             await eventually(lambda: not orphans(), 30.0, "nothing runs", poll_s=0.2)
