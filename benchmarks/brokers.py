@@ -62,6 +62,11 @@ class Broker(ABC):
         self.port = free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="databus-bench-")
 
+    @property
+    def process_id(self) -> int:
+        """The process of the server."""
+        return self._process.pid
+
     @classmethod
     def is_here(cls) -> bool:
         return find(cls.program) is not None

@@ -19,12 +19,14 @@ Text = str | bytes
 
 def text_of(value: Any) -> Text:
     """A value as a field: that of the relay's NDJSON without quotes; bytes as they are."""
-    if isinstance(value, str | bytes):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
+    kind = type(value)
+    if kind is str or kind is bytes:
+        found: Text = value
+        return found
+    if kind is int:  # NDJSON has large ones as text; here all are.
         return str(value)
+    if kind is bool:
+        return "true" if value else "false"
     return str(to_json_value(value))
 
 
@@ -69,8 +71,7 @@ def hash_arguments(row: SinkRow) -> list[Text]:
     fields: list[Text] = []
     for name, one in value.items():
         if one is not None:
-            fields.append(name)
-            fields.append(text_of(one))
+            fields += (name, one if type(one) is str else text_of(one))
     absent = [name for name in row.event.absent if name not in value] if row.event.absent else []
     if POSITION[0] in value or POSITION[1] in value:
         raise SinkRefused(
