@@ -267,3 +267,19 @@ def test_status_shows_the_server_that_answers_where_another_does_not(
     assert done.code == 1
     assert "streaming" in done.out
     assert done.err.startswith("databus: server_unavailable: ")
+
+
+def test_doctor_examines_a_relay_and_names_a_server_that_does_not_answer(
+    databus: Any, url: str
+) -> None:
+    base = url.rpartition("/")[0]
+    done = databus("doctor", base)
+    assert (done.code, done.out) == (
+        0,
+        "1 servers, 0 findings, 0 of them stop changes or lose them\n",
+    )
+    away = f"http://127.0.0.1:{free_port()}"
+    done = databus("doctor", base, away)
+    assert done.code == 3
+    assert done.out.startswith(f"{away}: ")
+    assert "1 of them stop changes" in done.out

@@ -26,7 +26,7 @@ from databus.cli.commands import (
     verify_command,
 )
 from databus.cli.commands.bootstrap_command import apply, bootstrap
-from databus.cli.commands.check_command import check
+from databus.cli.commands.check_command import check, doctor
 from databus.cli.commands.dump_command import dump
 from databus.cli.commands.relay_command import relay, reload
 from databus.cli.commands.sink_command import sink
@@ -51,8 +51,9 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 init_command.add_to(cli)
-for command in (relay, reload, bootstrap, apply, check, tail, schema, sink, dump, resync, status):
+for command in (relay, reload, bootstrap, apply, check, doctor, tail, schema, sink, dump, resync):
     cli.command()(command)
+cli.command()(status)
 runs_command.add_to(cli)
 export_command.add_to(cli)
 verify_command.add_to(cli)

@@ -1,4 +1,4 @@
-"""``databus check``: the configuration and the databases, before anything runs."""
+"""``databus check`` before anything runs, and ``databus doctor`` while it does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from databus.cli.console.command_options import load_config
+from databus.common.errors import BadRequest
 from databus.common.extras import require_extra
 
 
@@ -29,3 +30,34 @@ def check(
     from databus.cli.console import preflight_report
 
     asyncio.run(preflight_report.check(load_config(config)))
+
+
+def doctor(
+    urls: Annotated[
+        list[str] | None, typer.Argument(metavar="[URL]...", help="Relays and bootstrap servers.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Examine what this file configures, too."
+        ),
+    ] = None,
+) -> None:
+    """Find what is wrong, or will be, and print the cure of each finding; change nothing.
+
+    Of each server: whether it answers, its clock and version, its fetchers, suspended tables, and
+    the lag of its readers against what the ring retains. With a configuration also its databases
+    (as `databus check` does), disks, folder modes, open files, and Java. The exit code is 3 if a
+    finding stops changes or loses them.
+
+    Examples:
+
+        databus doctor http://relay-a:8700 http://bootstrap:8701
+        databus doctor -c databus.toml
+    """
+    if not urls and config is None:
+        raise BadRequest("give the URLs of servers, or a configuration with -c")
+    require_extra("relay" if config is not None else "client")
+    from databus.cli.doctor.examination import examine
+
+    examine(None if config is None else load_config(config), urls or [])
