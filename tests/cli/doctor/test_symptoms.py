@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from databus.cli.doctor import machine_symptoms
-from databus.cli.doctor.server_symptoms import Answer, symptoms_of
+from databus.cli.doctor.server_symptoms import ServerStatus, symptoms_of
 from databus.cli.doctor.symptoms import Symptom
 from databus.common.config import Config
 
@@ -39,19 +39,19 @@ BOOTSTRAP_DB: dict[str, Any] = {
 }
 
 
-def relay(now_us: int = NOW_US, version: str = "1", **changes: Any) -> Answer:
+def relay(now_us: int = NOW_US, version: str = "1", **changes: Any) -> ServerStatus:
     document = {"version": version, "now_us": now_us, "workers": 1}
-    return Answer(
+    return ServerStatus(
         "http://r", document | {"databases": [RELAY_DB | changes]}, NOW_US - 1000, NOW_US + 1000
     )
 
 
-def bootstrap(**changes: Any) -> Answer:
+def bootstrap(**changes: Any) -> ServerStatus:
     document = {"version": "1", "now_us": NOW_US, "databases": [BOOTSTRAP_DB | changes]}
-    return Answer("http://b", document, NOW_US - 1000, NOW_US + 1000)
+    return ServerStatus("http://b", document, NOW_US - 1000, NOW_US + 1000)
 
 
-def found(*answers: Answer) -> list[Symptom]:
+def found(*answers: ServerStatus) -> list[Symptom]:
     return list(symptoms_of(answers, "1"))
 
 
@@ -114,7 +114,9 @@ def test_a_sound_system_has_no_symptoms() -> None:
         (bootstrap(gaps=["scn 4 to 9"]), "changes are missing in the log: scn 4 to 9", True),
     ],
 )
-def test_each_symptom_has_its_values_and_a_cure(answer: Answer, words: str, is_fatal: bool) -> None:
+def test_each_symptom_has_its_values_and_a_cure(
+    answer: ServerStatus, words: str, is_fatal: bool
+) -> None:
     (symptom,) = found(answer)
     assert words in str(symptom)
     assert symptom.is_fatal is is_fatal

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from databus.cli.console.http_client import call
 from databus.cli.doctor import machine_symptoms
-from databus.cli.doctor.server_symptoms import Answer, symptoms_of
+from databus.cli.doctor.server_symptoms import ServerStatus, symptoms_of
 from databus.cli.doctor.symptoms import Symptom
 from databus.common.config import Config
 from databus.common.errors import DatabusError, PreflightFailed
@@ -50,10 +50,10 @@ def examine(config: Config | None, urls: Iterable[str]) -> None:
         raise PreflightFailed("the findings in red stop changes or lose them")
 
 
-def _answer(url: str) -> Answer:
+def _answer(url: str) -> ServerStatus:
     asked_us = time.time_ns() // 1000
     document = call(f"{url.rstrip('/')}/v1/status")
-    return Answer(url.rstrip("/"), document, asked_us, time.time_ns() // 1000)
+    return ServerStatus(url.rstrip("/"), document, asked_us, time.time_ns() // 1000)
 
 
 def _urls(config: Config | None) -> Iterator[str]:

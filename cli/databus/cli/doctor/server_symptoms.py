@@ -24,7 +24,7 @@ RISKY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerStatus:
     """The status of one server."""
 
     url: str
@@ -45,7 +45,7 @@ class Answer:
         return "workers" in self.document
 
 
-def symptoms_of(answers: Sequence[Answer], version: str) -> Iterator[Symptom]:
+def symptoms_of(answers: Sequence[ServerStatus], version: str) -> Iterator[Symptom]:
     """Everything that the answers show, server by server."""
     for answer in answers:
         yield from _of_server(answer, version)
@@ -56,7 +56,7 @@ def symptoms_of(answers: Sequence[Answer], version: str) -> Iterator[Symptom]:
     yield from _between(answers)
 
 
-def _of_server(answer: Answer, version: str) -> Iterator[Symptom]:
+def _of_server(answer: ServerStatus, version: str) -> Iterator[Symptom]:
     now_us = answer.document.get("now_us", answer.asked_us)
     ahead_s, behind_s = (now_us - answer.answered_us) / 1e6, (answer.asked_us - now_us) / 1e6
     if max(ahead_s, behind_s) > SKEW_S:
@@ -164,7 +164,7 @@ def _of_bootstrap(where: str, database: dict[str, Any]) -> Iterator[Symptom]:
         )
 
 
-def _between(answers: Sequence[Answer]) -> Iterator[Symptom]:
+def _between(answers: Sequence[ServerStatus]) -> Iterator[Symptom]:
     """A bootstrap server that its relays have overtaken, or will."""
     for answer in answers:
         if answer.is_relay:
