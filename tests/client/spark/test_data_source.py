@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import itertools
 import json
 import signal
@@ -19,12 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from databus.cli.demo.shop import TABLES, Rows
-from databus.client.spark import register
 from databus.common.checkpoint import Position
 from tests.support.exports import FORMATS, assert_equal, export
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
-from tests.support.spark_session import spark_session
 from tests.support.spark_stream import KeyedSink, query_to
 from tests.support.system import System, server_shop, sqlite_shop, wait_for
 from tests.support.tables import (
@@ -46,15 +42,6 @@ from tests.support.waiting import PATIENCE
 ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One session for all tests of this file."""
-    with spark_session(tmp_path_factory.mktemp("scratch")) as session:
-        register(session)
-        session.conf.set("spark.sql.shuffle.partitions", "2")
-        yield session
 
 
 @pytest.fixture(scope="module")
@@ -519,29 +506,3 @@ def test_an_export_reads_merged_runs_and_is_whole_again_where_they_no_longer_rea
     for _ in range(2):  # what the export has last is in the first segment, of which nothing is left
         forget(system, spark)
     exported_all("whole")
-
-
-def test_the_example_maintains_a_mirror(spark: Any, system: System, tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("mirror", ROOT / "examples" / "spark_mirror.py")
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    given = argparse.Namespace(
-        database="shop",
-        source=name_of(system, "orders"),
-        relays=system.relay_url,
-        bootstraps=system.bootstrap_url,
-        key="id",
-        to=str(tmp_path / "mirror"),
-        every=None,
-    )
-    for _ in range(2):
-        write(system, 20)
-        example.follow(spark, given).awaitTermination()
-        mirror = pq.read_table(tmp_path / "mirror" / "current").to_pylist()
-        rows = [
-            {name: value for name, value in row.items() if not name.startswith("_")}
-            for row in mirror
-            if row["_op"] != "d"
-        ]
-        assert keyed(rows, ("id",)) == source_rows(system, "orders")

@@ -68,7 +68,7 @@ class DeltaLakeTable:
     def _table(self) -> DeltaTable:
         return DeltaTable(self._location, storage_options=self._options)
 
-    def _commit(self, mark: ExportMark) -> CommitProperties:
+    def commit_properties(self, mark: ExportMark) -> CommitProperties:
         scn, seq = mark.position
         return CommitProperties(
             custom_metadata={
@@ -121,7 +121,7 @@ class DeltaLakeTable:
             mode="overwrite",
             schema_mode="overwrite",
             storage_options=self._options,
-            commit_properties=self._commit(mark),
+            commit_properties=self.commit_properties(mark),
         )
         return count
 
@@ -147,7 +147,7 @@ class DeltaLakeTable:
                 source_alias="s",
                 target_alias="t",
                 merge_schema=True,
-                commit_properties=self._commit(mark),
+                commit_properties=self.commit_properties(mark),
             )
             .when_matched_delete(f"s.{GONE}")
             .when_matched_update(columns)

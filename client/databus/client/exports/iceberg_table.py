@@ -184,11 +184,11 @@ class IcebergTable:
         with beginning as transaction:
             if table is not None:
                 transaction.delete(AlwaysTrue())
-                _reshape(transaction, table, schema)
+                reshape(transaction, table, schema)
             for rows in _chunks(schema, batches):
                 transaction.append(rows)
                 count += rows.num_rows
-            transaction.set_properties(_properties(mark))
+            transaction.set_properties(mark_properties(mark))
             self._reached("written")
         self._reached("committed")
         self._publish()
@@ -205,13 +205,13 @@ class IcebergTable:
             transaction.delete(create_match_filter(keys, self._key))
             if changes.rows.num_rows:
                 transaction.append(changes.rows.select(schema.names))
-            transaction.set_properties(_properties(mark))
+            transaction.set_properties(mark_properties(mark))
             self._reached("written")
         self._reached("committed")
         self._publish()
 
 
-def _reshape(transaction: Any, table: Any, schema: Any) -> None:
+def reshape(transaction: Any, table: Any, schema: Any) -> None:
     """Make the columns those of ``schema``: a missing one or one of another type is dropped."""
     had = {field.name: _ours(field.type) for field in table.schema().as_arrow()}
     dropped = [n for n, t in had.items() if n not in schema.names or schema.field(n).type != t]
@@ -230,7 +230,8 @@ def _ours(type_: Any) -> Any:
     return pa.binary() if pa.types.is_large_binary(type_) else type_
 
 
-def _properties(mark: ExportMark) -> dict[str, str]:
+def mark_properties(mark: ExportMark) -> dict[str, str]:
+    """A mark as properties of a table, or of a snapshot."""
     return {
         "databus.clock": mark.clock,
         "databus.scn": str(mark.position.scn),

@@ -203,6 +203,24 @@ class TableReader:
 
         return self._from_any(self.address.bootstraps, once)
 
+    def has_changes(self, since: Position, until: Position) -> bool:
+        """Whether a row changed in (since, until]; the answer is left at the first one.
+
+        Raises:
+            LogTooYoung: the changes are no longer retained one by one.
+        """
+        query = {"sources": self.address.source, "mode": "all"}
+        query |= {"since": str(since), "until": str(until)}
+
+        def once(server: str) -> bool:
+            with self._open(server, "changes", query) as answer:
+                return any(
+                    bool((columns.op < FIRST_CONTROL_OP).any() | (columns.op == Op.TRUNCATE).any())
+                    for _, columns in _blocks(answer, server)
+                )
+
+        return self._from_any(self.address.bootstraps, once)
+
     # -- rows ---------------------------------------------------------------------------
 
     def batches(self, requested: Range, decoder: RowDecoder) -> Iterator[Any]:
