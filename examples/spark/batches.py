@@ -40,6 +40,7 @@ class Batches:
     """A Delta table in ``to/table``, and the batches that it has."""
 
     def __init__(self, to: Path, schema: pa.Schema, partition_by: list[str]) -> None:
+        self._schema = schema
         self.path = str(to / "table")
         self.checkpoint = str(to / "checkpoint")
         DeltaTable.create(self.path, schema, mode="ignore", partition_by=partition_by)
@@ -49,9 +50,9 @@ class Batches:
         last = DeltaTable(self.path).transaction_version(APP)
         return last is not None and last >= batch
 
-    def rows(self, condition: Any = None) -> pa.Table:
-        """The present rows for which a condition of pyarrow holds."""
-        return DeltaTable(self.path).to_pyarrow_dataset().to_table(filter=condition)
+    def rows(self, condition: str) -> pa.Table:
+        """The present rows for which a condition in SQL holds."""
+        return pa.table(DeltaTable(self.path).scan(predicate=condition)).cast(self._schema)
 
     def merge(self, rows: pa.Table, same: str, batch: int) -> Any:
         """One commit: rows ``t`` of the table for which ``same`` holds with a row ``s``."""

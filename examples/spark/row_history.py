@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from batches import Batches, follow, options, session
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -45,7 +44,7 @@ def history(spark: SparkSession, given: argparse.Namespace) -> Any:
     same = " AND ".join(f"t.`{name}` = s.`{name}`" for name in (*key, "scn", "seq"))
 
     def apply(changes: DataFrame, batch: int) -> None:
-        present = spark.createDataFrame(batches.rows(pc.field("valid_to").is_null()))
+        present = spark.createDataFrame(batches.rows("valid_to IS NULL"))
         found = versions(changes, present, key, columns).toArrow().cast(schema)
         (
             batches.merge(found, same, batch)

@@ -17,8 +17,9 @@ from deltalake import DeltaTable
 from databus.client.exports.lake_files import Layout
 from databus.client.spark.table_merge import MergeSizes
 from tests.support.lake_mirrors import Mirror, changes_of
-from tests.support.system import System
-from tests.support.tables import name_of, settled, source_rows, sqlite_system, write
+from tests.support.processes import Processes
+from tests.support.system import System, sqlite_shop
+from tests.support.tables import name_of, settled, source_rows, started, write
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "spark"
 
@@ -28,13 +29,20 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A shop with an outbox, in SQLite, for all tests of this file."""
-    with sqlite_system(tmp_path_factory.mktemp("examples")) as found:
-        with closing(found.shop.connect()) as connection:
+    folder = tmp_path_factory.mktemp("examples")
+    processes = Processes(folder)
+    try:
+        shop, url = sqlite_shop(folder / "shop.db")
+        with closing(shop.connect()) as connection:
             connection.execute(
-                "CREATE TABLE outbox (id INTEGER PRIMARY KEY, topic VARCHAR(20), payload JSON)"
+                "CREATE TABLE outbox (id INTEGER PRIMARY KEY, topic VARCHAR(20), "
+                "payload VARCHAR(200))"
             )
+        found = started(folder, processes, shop, url)
         write(found, 20)
         yield found
+    finally:
+        processes.end_all()
 
 
 @pytest.fixture
