@@ -5,8 +5,9 @@
 
 An application inserts a message (``id``, ``topic``, ``payload`` as JSON) in the transaction that it
 is about, and may delete it at once.  So a message exists if and only if its transaction
-committed.  Only inserts count here; deletes clean up.  A message that comes again, such as
-after a resynchronisation of the table, is found by its id.
+committed.  Only inserts count here; deletes clean up.  The stream starts at the oldest change
+that is retained, as a snapshot would lack the messages that are deleted by now.  A message that
+comes again, such as after a resynchronisation of the table, is found by its id.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def outbox(spark: SparkSession, given: argparse.Namespace) -> Any:
         same = "t.topic = s.topic AND t.id = s.id"
         batches.merge(found, same, batch).when_not_matched_insert_all().execute()
 
-    return follow(spark, given, batches, apply, mode="all")
+    return follow(spark, given, batches, apply, mode="all", start="oldest")
 
 
 if __name__ == "__main__":
