@@ -13,7 +13,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from databus.client.exports.delta_table import DeltaLakeTable
-from databus.client.exports.lake_files import FilePlace, LakeFile, Layout, NewFile, Writing
+from databus.client.exports.lake_files import FileCommit, FilePlace, LakeFile, Layout, NewFile
 from databus.client.exports.table_export import ExportMark
 from databus.common.errors import StoreBusy, UnsupportedChange
 
@@ -83,7 +83,7 @@ class DeltaFiles:
             for one in found
         ]
 
-    def begin(self, schema: Any, *, whole: bool) -> Writing:
+    def begin(self, schema: Any, *, whole: bool) -> FileCommit:
         """Prepare a commit."""
         if self._s3 is None:
             Path(self._location).mkdir(parents=True, exist_ok=True)
@@ -99,10 +99,10 @@ class DeltaFiles:
         partition_by = tuple(table.metadata().partition_columns)
         root = self._location.removeprefix("s3://") if self._s3 is not None else self._location
         place = FilePlace(root, schema, self._s3, partition_by=partition_by, in_file=False)
-        return _DeltaWriting(table, place, self._table)
+        return _DeltaCommit(table, place, self._table)
 
 
-class _DeltaWriting:
+class _DeltaCommit:
     def __init__(self, table: DeltaTable, place: FilePlace, marks: DeltaLakeTable) -> None:
         self.place = place
         self._table = table

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
 from databus.client.exports.iceberg_table import IcebergTable, mark_properties, reshape
-from databus.client.exports.lake_files import FilePlace, LakeFile, Layout, NewFile, Writing
+from databus.client.exports.lake_files import FileCommit, FilePlace, LakeFile, Layout, NewFile
 from databus.client.exports.table_export import ExportMark
 from databus.common.errors import StoreBusy, UnsupportedChange
 
@@ -89,7 +89,7 @@ class IcebergFiles:
             for task in table.scan().plan_files()
         ]
 
-    def begin(self, schema: Any, *, whole: bool) -> Writing:
+    def begin(self, schema: Any, *, whole: bool) -> FileCommit:
         """Prepare a commit."""
         table = self._open()
         if table is None:
@@ -109,10 +109,10 @@ class IcebergFiles:
             elif set(schema.names) - set(self.schema().names):
                 with beginning.update_schema() as update:
                     update.union_by_name(schema)
-        return _IcebergWriting(beginning, table, schema, self._publish, self._s3)
+        return _IcebergCommit(beginning, table, schema, self._publish, self._s3)
 
 
-class _IcebergWriting:
+class _IcebergCommit:
     def __init__(
         self,
         transaction: Any,

@@ -210,7 +210,7 @@ class Layout:
             )
 
 
-class Writing(Protocol):
+class FileCommit(Protocol):
     """One commit that is being prepared.
 
     Invariants:
@@ -249,5 +249,5 @@ class FileTable(Protocol):
     def files(self) -> list[LakeFile]:
         """Its present data files."""
 
-    def begin(self, schema: Any, *, whole: bool) -> Writing:
+    def begin(self, schema: Any, *, whole: bool) -> FileCommit:
         """Prepare a commit of rows with these columns, a new table if there is none."""

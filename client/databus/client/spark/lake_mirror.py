@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from databus.client.exports.lake_files import FileTable, LakeFile, Layout, NewFile, Writing
+from databus.client.exports.lake_files import FileCommit, FileTable, LakeFile, Layout, NewFile
 from databus.client.exports.table_export import ExportMark
 from databus.client.spark.data_source import DatabusDataSource
 from databus.client.spark.table_merge import (
@@ -167,20 +167,20 @@ class MirroredTable:
         finally:
             changes.unpersist()
 
-    def _begin(self, table: FileTable, rows: DataFrame, *, whole: bool) -> Writing:
+    def _begin(self, table: FileTable, rows: DataFrame, *, whole: bool) -> FileCommit:
         schema = self._schema_of(rows)
         self._layout.check(self._reader.address.source, schema.names)
         return table.begin(schema, whole=whole)
 
     def _written(
-        self, rows: DataFrame, writing: Writing, row_count: int | None = None
+        self, rows: DataFrame, writing: FileCommit, row_count: int | None = None
     ) -> list[NewFile]:
         order = self._layout.cluster_by or self._reader.schema().key
         return written(rows, writing.place, order, self._options.sizes, row_count)
 
     def _commit(
         self,
-        writing: Writing,
+        writing: FileCommit,
         removed: list[LakeFile] | None,
         added: list[NewFile],
         until: Position,

@@ -159,7 +159,7 @@ class TableMerge:
             candidates = may_hold(files, known.values)
         else:
             candidates = [one for one in files if _overlaps(one, known.low, known.high)]
-        # Writing a few rows again costs less than looking for the keys among them.
+        # FileCommit a few rows again costs less than looking for the keys among them.
         few = sum(one.row_count for one in candidates) + known.count <= self._sizes.file_rows // 4
         holding = {one.path for one in candidates}
         if not few and holding:
