@@ -49,7 +49,7 @@ setup-demo:
 
 .PHONY: setup-test
 setup-test:
-	@scripts/setup.sh java mariadb postgres mysql brokers jars sysbench percona chromium
+	@scripts/setup.sh java mariadb postgres zookeeper mysql brokers jars sysbench percona chromium
 
 .PHONY: demo
 demo: setup-demo ## Show the whole system at work and compare the results, DB=sqlite by default

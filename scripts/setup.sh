@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this folder for a command: Debian packages, virtual environment, editable install.
 #
-#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [brokers] [jars] [sysbench] [percona] [chromium]
+#   scripts/setup.sh [java] [mariadb] [postgres] [zookeeper] [mysql] [brokers] [jars] [sysbench] [percona] [chromium]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
 # alone, and the Python packages are installed again only when pyproject.toml or their versions
@@ -97,9 +97,13 @@ collect_missing() {
             has_program initdb /usr/lib/postgresql/*/bin ||
                 need postgresql "PostgreSQL, started privately"
             ;;
+        zookeeper)
+            [ -e /usr/share/java/zookeeper.jar ] ||
+                need zookeeper "ZooKeeper, started privately"
+            ;;
         mysql | brokers | jars | sysbench | percona | chromium) ;; # may be missing: see below
         *)
-            say "unknown word '$wanted'; known: java mariadb postgres mysql brokers jars sysbench percona chromium"
+            say "unknown word '$wanted'; known: java mariadb postgres zookeeper mysql brokers jars sysbench percona chromium"
             exit 1
             ;;
         esac

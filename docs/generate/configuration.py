@@ -19,6 +19,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[http]": access_config.HttpConfig,
     "[http.tls]": access_config.TlsConfig,
     "[relay]": config.RelayConfig,
+    "[cluster]": config.ClusterConfig,
     "[[database]]": config.DatabaseConfig,
     "[auth]": access_config.AuthConfig,
     "[[auth.tokens]]": access_config.TokenConfig,

@@ -80,6 +80,7 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
             access_config.TokenConfig: f'name = "a"\nhashes = ["sha256:{"0" * 64}"]',
             access_config.CertificateConfig: 'name = "a"\nsubject = "CN=a"',
             access_config.GrantConfig: 'actions = ["read"]',
+            config.ClusterConfig: 'zookeeper = "a:1"\nrelay = "a"\naddress = "http://a:1"',
         }
         if model in required:
             values = {**tomllib.loads(required[model]), **values}

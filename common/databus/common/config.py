@@ -25,6 +25,7 @@ from databus.common.access_config import (
     TlsConfig,
     TokenConfig,
 )
+from databus.common.cluster_config import ClusterConfig as ClusterConfig
 from databus.common.config_values import (
     RELAY_SCHEMES,
     Address,
@@ -400,6 +401,9 @@ class Config(Section):
     relay: RelayConfig | None = None
     """The relay."""
 
+    cluster: ClusterConfig | None = None
+    """The cluster that the relay is a member of."""
+
     database: tuple[DatabaseConfig, ...] = ()
     """The upstream databases."""
 
@@ -425,6 +429,14 @@ class Config(Section):
             raise ValueError(f"two [[database]] have the name {twice[0]!r}")
         if self.database and self.relay is None:
             raise ValueError("[[database]] needs a [relay] section")
+        if self.cluster is not None and self.relay is None:
+            raise ValueError("[cluster] needs a [relay] section")
+        relayed = [database.name for database in self.database if database.is_relayed]
+        if self.cluster is not None and relayed:
+            raise ValueError(
+                f"database {relayed[0]} is read from another relay; the relays of a [cluster] have "
+                "the URL of the database itself, and the cluster decides which one uses it"
+            )
         return self
 
 
@@ -469,6 +481,10 @@ def _resolved(config: Config, folder: Path) -> Config:
         given = {name: str(folder / path) for name, path in config.bootstrap.credentials if path}
         update = {"credentials": config.bootstrap.credentials.model_copy(update=given)}
         changes["bootstrap"] = changes["bootstrap"].model_copy(update=update)
+    if config.cluster is not None:
+        given = {name: str(folder / path) for name, path in config.cluster.credentials if path}
+        update = {"credentials": config.cluster.credentials.model_copy(update=given)}
+        changes["cluster"] = config.cluster.model_copy(update=update)
     if (tls := config.http.tls) is not None:
         paths = {name: folder / path for name in _TLS_PATHS if (path := getattr(tls, name))}
         changes["http"] = config.http.model_copy(update={"tls": tls.model_copy(update=paths)})

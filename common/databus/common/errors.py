@@ -345,6 +345,15 @@ class ServerUnavailable(DatabusError):
     hint = "The client retries with back-off, on one server after the other."
 
 
+class LeadershipLost(DatabusError):
+    """The lease of a cluster's leader has ended: another relay leads, or may soon."""
+
+    code = "leadership_lost"
+    status = 503
+    retry = True
+    hint = "The relay follows the new leader. If it happens often, check the way to ZooKeeper."
+
+
 class ConsumerFailed(DatabusError):
     """A callback failed, and so did all its retries."""
 

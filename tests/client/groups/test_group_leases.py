@@ -19,8 +19,9 @@ from databus.client.groups.group_table import (
     checked_count,
     checked_group,
 )
-from databus.client.groups.owned_partition import MemberLease, own_clock_s
+from databus.client.groups.owned_partition import MemberLease
 from databus.common.errors import CheckpointMoved, ConfigError, StoreBusy, StoreError, UsageError
+from databus.common.processes.own_clock import own_clock_s
 from tests.client.checkpoints.conftest import Application, Transaction, settled
 
 MINUTE_US = 60_000_000

@@ -242,7 +242,7 @@ async def test_a_table_is_emptied_behind_the_windows_that_came_before_its_suspen
     """A source names a suspension before it hands out the rows of the transactions before."""
 
     class Intake:
-        in_window = False
+        is_closed = True
         resolved = 5
 
         def changed_key(self, schema: Any) -> str:

@@ -16,6 +16,7 @@ from databus.common.access.grants import EndpointAction, Scope
 from databus.common.errors import Forbidden, Unauthenticated
 from databus.common.frame.frame_format import Op
 from databus.common.http.openapi_document import Endpoint
+from databus.relay.cluster.routing_table import write_table
 from databus.relay.http.relay_endpoints import ENDPOINTS
 from tests.support.callers import Callers
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
@@ -25,7 +26,8 @@ from tests.support.waiting import within
 
 ACTIONS = {
     "databases": "read", "sources": "read", "register": "read", "stream": "read",
-    "tables": "read", "chunks": "replicate", "release": "replicate", "start_dump": "dump",
+    "tables": "read", "cluster": "read", "resume_state": "replicate",
+    "chunks": "replicate", "release": "replicate", "start_dump": "dump",
     "dumps": "dump", "dump": "dump", "change_dump": "dump", "cancel_dump": "dump",
     "change_table": "admin", "status": "monitor", "status_page": "monitor", "metrics": "monitor",
     "openapi": None, "healthz": None, "readyz": None,
@@ -53,6 +55,7 @@ def callers() -> Callers:
 async def relay(tmp_path: Path, callers: Callers) -> AsyncIterator[LiveRelay]:
     live = LiveRelay(tmp_path, auth=callers.auth)
     live.append(window(1, [(Op.INSERT, ORDERS, 1), (Op.INSERT, ITEMS, 2)], text="secret"))
+    write_table(tmp_path, {"cluster": "c", "relays": [], "databases": []})
     async with live.served():
         yield live
     live.close()
@@ -86,7 +89,7 @@ async def test_an_endpoint_answers_only_callers_with_its_action(
         return
     for name in ("nothing", "elsewhere", *map(str, EndpointAction)):
         status, _, body = await answered(http, relay.url, endpoint, callers.headers(name))
-        is_listed = endpoint.name == "databases" and name == "elsewhere"
+        is_listed = endpoint.name in ("databases", "cluster") and name == "elsewhere"
         if action is None or name == action or is_listed:
             assert status not in (401, 403), (name, body)
         else:
@@ -102,10 +105,10 @@ async def test_a_caller_of_some_sources_sees_no_other_anywhere(
         if endpoint.name in OPEN | {"openapi"}:
             continue
         status, _, body = await answered(http, relay.url, endpoint, headers)
-        narrowed = endpoint.name in ("databases", "sources", "register", "stream")
+        narrowed = endpoint.name in ("databases", "cluster", "sources", "register", "stream")
         assert status == (200 if narrowed else 403), endpoint.name
         assert "items" not in body
-        assert endpoint.name in ("databases",) or not narrowed or "shop.orders" in body
+        assert endpoint.name in ("databases", "cluster") or not narrowed or "shop.orders" in body
     http.headers.update(headers)
     url = f"{relay.url}/v1/shop/stream"
     for query in ({}, {"sources": "*"}, {"sources": "shop.*"}, {"sources": "shop.orders,shop.it*"}):

@@ -68,6 +68,11 @@ class Options:
     """Longest time of an answer in JSON (schemas, positions), in seconds."""
     silence_timeout_s: float = 20.0
     """Time without a byte of a stream after which the client connects again, in seconds."""
+    discover: bool = False
+    """Whether ``relays`` are some relays of a cluster.  The client asks one of them which relays
+    serve the database, and prefers followers of its ``zone``."""
+    zone: str = ""
+    """With ``discover``: the zone of the client."""
     reconnect_s: float = 0.1
     """Pause before the first reconnection, in seconds; each further one is twice as long."""
     reconnect_most_s: float = 10.0
@@ -145,6 +150,8 @@ class OptionFields(TypedDict, total=False):
     connect_timeout_s: float
     answer_timeout_s: float
     silence_timeout_s: float
+    discover: bool
+    zone: str
     reconnect_s: float
     reconnect_most_s: float
     max_pull_failures: int | None

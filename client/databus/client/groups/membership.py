@@ -13,8 +13,9 @@ from typing import TypeVar
 from databus.client.checkpoints.checkpoint_table import Steps, new_owner
 from databus.client.groups.group_leases import GroupLeases
 from databus.client.groups.group_table import Claim, GroupState, GroupTable, Holding
-from databus.client.groups.owned_partition import MemberLease, own_clock_s
+from databus.client.groups.owned_partition import MemberLease
 from databus.common.errors import ConfigError, DatabusError, InternalError, StoreBusy
+from databus.common.processes.own_clock import own_clock_s
 
 log = logging.getLogger("databus.client")
 T = TypeVar("T")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from databus.client.groups.group_leases import GroupLeases
 from databus.client.groups.group_table import Claim
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import CheckpointMoved, DatabusError, StoreError
+from databus.common.processes.own_clock import own_clock_s
 
 _FENCED = (
     "onStartDataEventSequence",
@@ -27,11 +27,6 @@ _FENCED = (
     "onCheckpoint",
 )
 _UNFENCED = ("onStartConsumption", "onRollback", "onStopConsumption")
-
-
-def own_clock_s() -> float:
-    """Seconds by a clock that no one sets, and that also runs while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class MemberLease:

@@ -214,7 +214,8 @@ class Machine:
         if not relays:
             raise ConfigError(f"no relay is given for database {database}")
         self.database = database
-        self._relays = tuple(relays)
+        self._relays = self._first_relays = tuple(relays)
+        self._epoch = 0
         self._bootstraps = tuple(bootstraps)
         self._on_gap = on_gap
         self._backoff = backoff or Backoff(0.1, 10.0)
@@ -307,6 +308,26 @@ class Machine:
                 f"checkpoint is of {self.clock!r}"
             )
         self.clock = clock
+
+    def met_epoch(self, epoch: int) -> None:
+        """A relay of a cluster has reported the epoch of its leader.
+
+        Raises:
+            ServerUnavailable: it is below one that was seen: the relay, or its leader, has led.
+        """
+        if 0 < epoch < self._epoch:
+            raise ServerUnavailable(
+                f"{self._server} has the epoch {epoch} of a leader that leads no longer; "
+                f"{self._epoch} was seen"
+            )
+        self._epoch = max(self._epoch, epoch)
+
+    def know_relays(self, relays: Sequence[str]) -> None:
+        """These relays serve the database, the best first; those before come after them."""
+        known = tuple(dict.fromkeys((*relays, *self._first_relays)))
+        if set(known) != set(self._relays):
+            self._relays = known
+            self._server_index[State.REGISTER] = 0
 
     def report(self, outcome: PullOutcome, error: DatabusError | None = None) -> Verb:
         """Report the outcome of the last step; returns the reaction to it."""

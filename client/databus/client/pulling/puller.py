@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from typing import NoReturn, Protocol, Self
 
 from databus.client.application.frame_blocks import Block
 from databus.client.application.options import Options
+from databus.client.pulling.discovery import relays_of
 from databus.client.pulling.pull_machine import (
     Machine,
     PullOutcome,
@@ -175,6 +177,9 @@ class Puller:
         )
 
     async def _perform(self, step: PullStep) -> PullOutcome:
+        if step.state is State.REGISTER and self.options.discover:
+            await self._register(await self._discovered(step.server))
+            return PullOutcome.OK
         if step.state in (State.REGISTER, State.REGISTER_BOOTSTRAP):
             await self._register(step.server)
             return PullOutcome.OK
@@ -183,6 +188,16 @@ class Puller:
             return await self._stream(step)
         self.stats.mode = "bootstrap"
         return await self._bootstrap(step)
+
+    async def _discovered(self, server: str) -> str:
+        """The relay to read, by the routing table that ``server`` has."""
+        table = await self.transport.get_json(server, "/v1/cluster", {})
+        rng = random.Random(self.options.seed)
+        self.machine.know_relays(
+            relays_of(table, self.subscription.database, self.options.zone, rng)
+        )
+        self.stats.server = self.machine.next().server
+        return self.stats.server
 
     async def _register(self, server: str) -> None:
         subscription = self.subscription
@@ -264,6 +279,7 @@ class Puller:
     def _opened(self, body: ResponseBody) -> None:
         if body.clock is not None:
             self.machine.met_clock(body.clock)
+        self.machine.met_epoch(body.epoch)
         self.stats.newest = body.newest
 
     def _note_ahead(self, server: str, body: ResponseBody) -> None:

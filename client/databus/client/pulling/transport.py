@@ -41,7 +41,8 @@ class ResponseBody:
     ``clock`` is the stream's identity; ``prev`` and ``newest`` bound what the server held
     when it answered.  ``start`` is the position of the requested commit time.  Each is None
     if the server does not give it.  ``is_ahead``: the requested start is ahead of the server's
-    stream, and the server waits for it.
+    stream, and the server waits for it.  ``epoch`` is the fencing number of a cluster's leader, 0
+    without a cluster.
 
     Owner: the task that opened it.
     """
@@ -51,6 +52,7 @@ class ResponseBody:
         self.prev = _position(answer.headers.get("Databus-Prev"))
         self.newest = _position(answer.headers.get("Databus-Max"))
         self.start = _position(answer.headers.get("Databus-Start"))
+        self.epoch = int(answer.headers.get("Databus-Epoch", "0"))
         self.is_ahead = answer.headers.get("Databus-Ahead") == "true"
         self._answer = answer
         self._read_bytes = read_bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from databus.common.frame.frame_format import Flag, FrameColumns, FrameView, Op
 from databus.common.frame.window_builder import WindowBuilder, end_of_window
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.capture.announced_definitions import AnnouncedDefinitions
+from databus.relay.capture.leader_term import LeaderTerm
 from databus.relay.ring.data_folder import DatabaseFolder, read_document, write_document
 from databus.relay.ring.ring import Ring, RingWriter
 from databus.relay.ring.schema_registry import Registry
@@ -58,13 +59,20 @@ class Intake:
             reader of everything sees that one is missing.
         I6. A window that readers have seen a part of is continued only if the part read again
             is the same: another server may have another transaction under its scn.
+        I7. Nothing is appended unless ``guard`` returns: in a cluster, the lease holds.
+        I8. In a cluster, a window of our own that readers must not miss is at a position after all
+            that an earlier leader can have shown.
 
     Owner: the fetcher's task.
     Durability: the ring's; see ``RingWriter``.
     """
 
-    def __init__(self, ring: RingWriter, registry: Registry) -> None:
+    def __init__(
+        self, ring: RingWriter, registry: Registry, guard: Callable[[], None] = lambda: None
+    ) -> None:
         self.ring = ring
+        self._guard = guard
+        self.term = LeaderTerm()
         self.registry = registry
         self.definitions = AnnouncedDefinitions(registry)
         self.observer: StreamObserver | None = None
@@ -146,6 +154,24 @@ class Intake:
         return Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether a window of our own may be appended now."""
+        return not self.in_window and self.term.admits(self.complete)
+
+    @property
+    def own_after(self) -> Position:
+        """The position after which a window of our own begins."""
+        return self.term.after(self.complete)
+
+    def mark_term(self) -> bool:
+        """Append the mark of the term, for the relays that follow; False inside a window."""
+        if self.in_window:
+            return False
+        commit_us = self.ring.state.max_commit_us or time.time_ns() // 1000
+        self.append_dump_window(self.term.mark(self.complete, commit_us))
+        return True
+
+    @property
     def in_window(self) -> bool:
         """Whether the ring, its unpublished part included, ends inside a window."""
         return self.ring.last != self.complete
@@ -175,7 +201,7 @@ class Intake:
         """End the dump window that the ring ends in."""
         last, commit_us = self.ring.last, self.ring.state.max_commit_us
         end = end_of_window(last.scn, last.seq + 1, commit_us, 1, "", dump=True)
-        self.complete = self.ring.append(end, self.complete)
+        self.append_dump_window(end)
 
     def _leave_torn(self, following: Position) -> None:
         """Close the window that the stream has left without its end.
@@ -208,7 +234,7 @@ class Intake:
         if self._torn is not None and batch.resolved >= self._torn.scn:
             raise _another(self._torn, "is without any of them")
         self.resolved = max(self.resolved, batch.resolved, self.complete.scn)
-        if self.observer is not None and not self.in_window:
+        if self.observer is not None and self.is_closed:
             self.observer.at_window_end()
         return self.ring.state.tail != tail
 
@@ -257,7 +283,8 @@ class Intake:
             return
         # A dump window may have to go between the two parts.
         self._append(data[:cut])
-        observer.at_window_end()
+        if self.is_closed:
+            observer.at_window_end()
         self._append(data[cut:])
 
     def _recognise(self, torn: FrameView, columns: FrameColumns, data: memoryview) -> None:
@@ -281,6 +308,7 @@ class Intake:
 
     def _put(self, columns: FrameColumns, data: memoryview) -> None:
         self.definitions.observe(columns)
+        self._guard()
         self.ring.append(data, self.complete)
         self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
 
@@ -292,13 +320,12 @@ class Intake:
         """Publish ``resolved`` by an empty window, if it is ahead of the ring."""
         if self.in_window or self.resolved <= self.ring.last.scn:
             return False
-        end = end_of_window(self.resolved, 0, commit_us, 0)
-        self.complete = self.ring.append(end, self.complete)
+        self.append_dump_window(end_of_window(self.resolved, 0, commit_us, 0))
         return True
 
     def announce_due(self) -> bool:
         """Announce the definitions that rows have and that no frame has announced."""
-        due = [] if self.in_window else self.definitions.take_due()
+        due = self.definitions.take_due() if self.is_closed else []
         for schema in due:
             self._announce(schema)
         return bool(due)
@@ -329,7 +356,8 @@ class Intake:
 
     def _announce(self, schema: SourceSchema) -> None:
         commit_us = self.ring.state.max_commit_us or time.time_ns() // 1000
-        window = WindowBuilder(self.complete.scn, commit_us, self.complete.seq + 1)
+        after = self.own_after
+        window = WindowBuilder(after.scn, commit_us, after.seq + 1)
         window.control(
             Op.SCHEMA_CHANGE,
             source=schema.source_id,
@@ -340,7 +368,8 @@ class Intake:
         self.definitions.announce(schema)
 
     def append_dump_window(self, window: bytes) -> Position:
-        """Append a whole window that begins after ``complete``; returns its end."""
+        """Append a whole window of our own; returns its end."""
+        self._guard()
         self.complete = self.ring.append(window, self.complete)
         return self.complete
 

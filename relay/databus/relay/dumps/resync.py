@@ -122,7 +122,7 @@ class Resync:
         self.notice()
         if self.book:
             self._end_emptied(batch.data)
-        if intake.in_window:
+        if not intake.is_closed:
             return False
         self._closed.set()
         return self.publish(intake)
@@ -148,9 +148,9 @@ class Resync:
                 continue
             self._follow(state)
 
-    def parents(self, states: Sequence[TableState]) -> None:
-        """Take over all tables that a parent does not follow, as it reports."""
-        for record in self.book:
+    def parents(self, states: Sequence[TableState], *, adds: bool = False) -> None:
+        """Take over all tables that a parent does not follow; ``adds``: beside those known here."""
+        for record in () if adds else self.book:
             self.book.remove(record.source)
         for state in states:
             self._follow(state)
@@ -267,7 +267,7 @@ class Resync:
     def _append(
         self, intake: Intake, record: TableRecord, emptied: SourceSchema | None = None
     ) -> None:
-        after, commit_us = intake.complete, intake.ring.state.max_commit_us or _now_us()
+        after, commit_us = intake.own_after, intake.ring.state.max_commit_us or _now_us()
         window = WindowBuilder(after.scn, commit_us, after.seq + 1)
         window.control(
             Op.TABLE_STATE,
@@ -291,8 +291,8 @@ class Resync:
             async with asyncio.timeout(_BEHIND_WITHIN_S):
                 while True:
                     intake = self._host.intake
-                    is_open = intake is None or intake.in_window
-                    if intake is not None and not is_open and intake.resolved >= record.since_scn:
+                    is_closed = intake is not None and intake.is_closed
+                    if intake is not None and is_closed and intake.resolved >= record.since_scn:
                         return intake
                     self._closed.clear()
                     await self._closed.wait()
@@ -378,7 +378,7 @@ class Resync:
     def _publish_now(self) -> None:
         self._changed.set()
         intake = self._host.intake
-        if intake is not None and not intake.in_window:
+        if intake is not None and intake.is_closed:
             self.publish(intake)
 
     async def run(self) -> None:

@@ -407,7 +407,7 @@ class TableDump:
             raise problem
         self._check_watermarks(head)
         intake = self._intake
-        if intake is None or intake.in_window:
+        if intake is None or not intake.is_closed:
             return False
         return self._send(head, intake)
 
@@ -481,7 +481,7 @@ class TableDump:
         commit_us = intake.ring.state.max_commit_us or time.time_ns() // 1000
         limit_bytes = min(MAX_SLICE_BYTES, intake.ring.part_bytes // 2)
         window, count = pack_window(
-            chunk.schema, chunk.rows, ready.left, intake.complete, commit_us, limit_bytes
+            chunk.schema, chunk.rows, ready.left, intake.own_after, commit_us, limit_bytes
         )
         intake.append_dump_window(window)
         next_row = int(ready.left[count]) if count < len(ready.left) else len(chunk.rows)

@@ -47,7 +47,31 @@ _SOURCE = {
     "version": INTEGER,
     "state": {"type": "string", "enum": [str(state) for state in CaptureState]},
 }
-_RELEASE = {"type": "object", "required": ["scn"], "properties": POSITION["properties"]}
+_CLUSTER_RELAY = {"name": TEXT, "address": TEXT, "zone": TEXT, "at_us": INTEGER}
+_CLUSTER_DATABASE = {
+    "name": TEXT,
+    "epoch": {"type": ["integer", "null"]},
+    "leader": {"type": ["string", "null"]},
+    "relays": {
+        "type": "array",
+        "items": whole_object(
+            {
+                "relay": TEXT,
+                "role": {"type": "string", "enum": ["leader", "follower"]},
+                "scn": INTEGER,
+                "seq": INTEGER,
+                "state": TEXT,
+                "error": {"type": ["string", "null"]},
+                "lag_us": {"type": ["integer", "null"]},
+            }
+        ),
+    },
+}
+_RELEASE: dict[str, Any] = {
+    "type": "object",
+    "required": ["scn"],
+    "properties": {"scn": INTEGER, "seq": INTEGER, "follower": TEXT},
+}
 _DUMP = {
     "id": TEXT,
     "state": {
@@ -148,6 +172,7 @@ _HEADERS = {
     "Databus-Prev": "SCN:SEQ just before the oldest event; the oldest start point served.",
     "Databus-Min": "SCN:SEQ of the oldest frame.",
     "Databus-Max": "SCN:SEQ of the newest frame.",
+    "Databus-Epoch": "In a cluster: the fencing number of the newest leader of whom it has frames.",
     "Content-Encoding": "zstd or gzip, if Accept-Encoding names one; each batch is flushed.",
     "Databus-Ahead": "true: the start point is ahead of the stream, and the relay waits for it.",
     "Databus-Start": "SCN:SEQ after which the answer starts; only with start_time.",
@@ -177,6 +202,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "databases",
         "The databases that are served, with the range of each stream.",
         answer=_list("databases", _RANGE),
+        needs=Need(Scope.DATABASES, EndpointAction.READ),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/cluster",
+        "cluster",
+        "In a cluster: which relay leads and follows each database, and how far it is.",
+        answer=whole_object(
+            {
+                "cluster": TEXT,
+                "relays": {"type": "array", "items": whole_object(_CLUSTER_RELAY)},
+                "databases": {"type": "array", "items": whole_object(_CLUSTER_DATABASE)},
+            }
+        ),
+        errors=(NotFound,),
         needs=Need(Scope.DATABASES, EndpointAction.READ),
     ),
     Endpoint(
@@ -271,6 +311,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_RELEASE,
         answer=whole_object({"prev": POSITION, "max": POSITION}),
         errors=(*_DUMPS, ScnTooOld),
+        needs=Need(Scope.DATABASE, EndpointAction.REPLICATE),
+    ),
+    _by_fetcher(
+        "GET",
+        "/v1/{db}/resume_state",
+        "resume_state",
+        "In a cluster: what a follower needs to lead, and as of which position.",
+        answer=whole_object({"at": POSITION, "state": TEXT, "epoch": INTEGER, "leader": TEXT}),
+        errors=_DUMPS,
         needs=Need(Scope.DATABASE, EndpointAction.REPLICATE),
     ),
     _by_fetcher(

@@ -38,6 +38,7 @@ from databus.common.private import keep_files_private
 from databus.common.processes.loading import loading
 from databus.common.processes.server_log import log_to_stderr
 from databus.common.spelling import nearest
+from databus.relay.cluster.routing_table import read_table
 from databus.relay.columns import column_kernels
 from databus.relay.http import relay_endpoints
 from databus.relay.http.dump_proxy import pass_on
@@ -73,6 +74,7 @@ class RelayServer:
             raise ConfigError("the configuration has no [relay] section")
         self.config: RelayConfig = config.relay
         self.worker = worker
+        self._relay_name = config.cluster.relay if config.cluster is not None else None
         self.admission = Admission(config.auth)
         self.started_s = time.time()
         self.databases = {
@@ -136,10 +138,11 @@ class RelayServer:
 
         A database that cannot be captured does not make the others unready.
         """
+        elsewhere = self._served_elsewhere()
         waiting = {
             database.name: database.fetcher_state().name
             for database in self.databases.values()
-            if not database.is_ready
+            if not database.is_ready and database.name not in elsewhere
         }
         if len(waiting) < len(self.databases):
             waiting = {name: state for name, state in waiting.items() if state != "failed"}
@@ -147,6 +150,20 @@ class RelayServer:
             f"the fetcher of {name} has not opened its source yet (state {state})"
             for name, state in waiting.items()
         ]
+
+    def _served_elsewhere(self) -> set[str]:
+        """In a cluster: the databases that other relays serve, and this one does not."""
+        if self._relay_name is None:
+            return set()
+        try:
+            databases = read_table(self.config.data_dir)["databases"]
+        except DatabusError:
+            return set()
+        return {
+            one["name"]
+            for one in databases
+            if self._relay_name not in [relay["relay"] for relay in one["relays"]]
+        }
 
     def _database(self, request: web.Request) -> DatabaseView:
         name = request.match_info["db"]
@@ -173,6 +190,14 @@ class RelayServer:
                 ]
             }
         )
+
+    async def answer_cluster(self, request: web.Request) -> web.Response:
+        """GET /v1/cluster"""
+        query_of(request)
+        access = granted(request)
+        table = read_table(self.config.data_dir)
+        shown = [one for one in table["databases"] if access.has_database(one["name"])]
+        return json_response({**table, "databases": shown})
 
     async def answer_sources(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/sources"""

@@ -28,6 +28,7 @@ from databus.common.errors import (
     InternalError,
     RingFull,
     ServerUnavailable,
+    SourcePositionLost,
     SourceUnavailable,
     StoreError,
 )
@@ -38,6 +39,9 @@ from databus.relay.capture.intake import Intake, first_position
 from databus.relay.capture.reader_release import release
 from databus.relay.capture.recent_batches import RecentBatches
 from databus.relay.capture.source_catalogue import create_source
+from databus.relay.cluster.fetcher_term import FetcherTerm
+from databus.relay.cluster.leadership import Leadership
+from databus.relay.cluster.lease_word import LeaseWord
 from databus.relay.dumps.dump_records import ACTIVE, Dump, DumpBook
 from databus.relay.dumps.dump_runner import DumpRunner
 from databus.relay.dumps.resync import Resync
@@ -52,7 +56,7 @@ from databus.relay.processes.source_link import SourceLink
 from databus.relay.processes.wakeup import WakeupSender
 from databus.relay.ring.data_folder import DatabaseFolder, naming, read_document
 from databus.relay.ring.ring import Ring
-from databus.relay.ring.ring_format import RING_NAME
+from databus.relay.ring.ring_format import INDEX_NAME, RING_NAME
 from databus.relay.ring.schema_registry import Registry
 from databus.relay.sources import contract
 from databus.relay.sources.suspended_tables import TableSuspension
@@ -99,6 +103,7 @@ class Fetcher:
         make_source: Callable[[DatabaseConfig], contract.Source] = create_source,
         pace: Pace | None = None,
         jitter: random.Random | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self.config = config
         self.folder = DatabaseFolder.of(data_dir, config.name)
@@ -106,30 +111,36 @@ class Fetcher:
         self.status = FetcherStatus(config, self.folder)
         self.intake: Intake | None = None
         self._pace = pace or Pace()
-        self.book, self.tables = self._open_books()
+        self.book, self.tables, self._term = self._open_books(leadership)
         self.dumps = DumpRunner(self.book, self)
         self._wakeup = wakeup or WakeupSender()
         self._link = SourceLink(config, make_source)
         self._durability = FetcherDurability(
-            self.folder, self._link, self.tables, self.dumps, self.stop
+            self.folder, self._link, self.tables, self.dumps, self.stop, self._term.ackable
         )
         self._jitter = jitter or random.Random()
         self._registry: Registry | None = None
         self._released = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._appended_s = time.monotonic()
         self._recent = RecentBatches()
         self._asked_scn = -1
         self._status_due = asyncio.Event()
 
-    def _open_books(self) -> tuple[DumpBook, Resync]:
+    def _open_books(self, leadership: Leadership | None) -> tuple[DumpBook, Resync, FetcherTerm]:
         try:
             resync = Resync(self.config, self.folder.tables, self, self._pace.resync)
-            return DumpBook(self.folder.dumps), resync
+            book, term = DumpBook(self.folder.dumps), FetcherTerm(self.folder, leadership)
+            term.take_over_records(book, resync.book, follows=self._is_follower)
+            return book, resync, term
         except DatabusError as error:
             self.status.enter(FetcherState.FAILED, error)
             self.status.write(self.status.document(None, {}))
             raise
+
+    @property
+    def _is_follower(self) -> bool:
+        """Whether it follows the leader of its cluster."""
+        return "follower" in self.config.options
 
     # -- life --
 
@@ -194,6 +205,10 @@ class Fetcher:
         while True:
             try:
                 await self._capture()
+            except SourcePositionLost as error:
+                if self._is_follower:
+                    self._start_over(error)
+                delay_s = self._note_failure(error)
             except DatabusError as error:
                 delay_s = self._note_failure(error)
             except (OSError, EOFError, TimeoutError) as error:
@@ -204,6 +219,16 @@ class Fetcher:
             else:
                 delay_s = self._note_failure(SourceUnavailable("the source's stream has ended"))
             await asyncio.sleep(delay_s)
+
+    def _start_over(self, error: SourcePositionLost) -> None:
+        """At a follower whose position the leader has no longer: begin with the leader's ring."""
+        intake, self.intake = self.intake, None
+        if intake is not None:
+            _log.warning("%s: the ring begins again: %s", self.config.name, error.message)
+            intake.ring.close()
+            for name in (RING_NAME, INDEX_NAME):
+                (self.folder.path / name).unlink(missing_ok=True)
+            self._durability.synced_tail = -1
 
     def _note_failure(self, error: DatabusError) -> float:
         """Show the failure; returns the seconds to wait before the next attempt."""
@@ -230,6 +255,7 @@ class Fetcher:
 
     async def _capture(self) -> None:
         """Connect and stream until an error."""
+        self._term.guard()
         if self.intake is None and (self.folder.path / RING_NAME).exists():
             self._open_intake(None, Position(0, 0))
         if self.intake is not None:
@@ -248,8 +274,10 @@ class Fetcher:
                 intake.ring.require_clock(source.clock)
             intake.registry.add(await source.schemas())
             if isinstance(source, contract.RelayingSource):
-                self.tables.parents(await states_of(source))
+                self.tables.parents(await states_of(source), adds=self._is_follower)
+            self._asked_scn = max(self._asked_scn, await self._term.begin(source, intake))
             self._link.connected(source)
+            await self._copy_state(source)
             coalescing = CommitCoalescing()
             async with contextlib.aclosing(intake.stream(source)) as batches:
                 async for batch in batches:
@@ -257,8 +285,12 @@ class Fetcher:
                         await self._take_waiting(intake, batch)
                     else:
                         self._take(intake, batch)
+                    if self._is_follower and self._term.relayed(batch):
+                        await self._copy_state(source)
                     if batch.persist_first:
                         await self.make_durable()
+                        if self._term.mark(intake):
+                            self._wakeup.wake()
                     # A source that never has to wait must not block the other tasks.
                     now_s = time.monotonic()
                     await asyncio.sleep(
@@ -267,6 +299,11 @@ class Fetcher:
         finally:
             self.status.caught_up = False
             await self._link.close(source)
+
+    async def _copy_state(self, source: contract.Source) -> None:
+        """At a follower: copy what the leader would need to resume."""
+        if self._is_follower and isinstance(source, contract.RelayingSource):
+            await self._term.copy(source)
 
     def _restore(self, source: contract.Source) -> None:
         """Give the source its resume state if the stream continues at the same position."""
@@ -294,7 +331,7 @@ class Fetcher:
                 )
             if self._registry is None:
                 self._registry = Registry(self.folder.registry, self.tables.columns_returned)
-            self.intake = Intake(ring, self._registry)
+            self.intake = Intake(ring, self._registry, self._term.guard)
         except BaseException:
             ring.close()
             raise
@@ -303,18 +340,19 @@ class Fetcher:
     def _take(self, intake: Intake, batch: contract.Batch) -> None:
         if batch.data:
             self._recent.add(batch.data)
-            self._appended_s = time.monotonic()
+        self._term.guard()
         took = intake.take(batch)
-        self._durability.resume_state = batch.resume_state or self._durability.resume_state
+        resume_state = batch.resume_state or self._term.copied(intake.complete)
+        self._durability.resume_state = resume_state or self._durability.resume_state
         if self._link.is_relaying:
             self.tables.relayed(batch.data)
         else:
-            took |= intake.announce_due()
+            took |= self._term.took(intake) | intake.announce_due()
         took |= self.tables.took(intake, batch)
         if took:
             self._wakeup.wake()
         elif self._wants_idle_window(intake):
-            self._appended_s = time.monotonic()
+            self._recent.added_s = time.monotonic()
             if intake.append_idle_window(time.time_ns() // 1000):
                 self._wakeup.wake()
         self.status.batch_count += 1
@@ -327,7 +365,7 @@ class Fetcher:
         """At intervals, and as soon as it covers all that a chunk has shown."""
         if intake.complete.scn < self._asked_scn <= intake.resolved:
             return True
-        return time.monotonic() - self._appended_s >= self._pace.idle_window_s
+        return time.monotonic() - self._recent.added_s >= self._pace.idle_window_s
 
     async def _take_waiting(self, intake: Intake, batch: contract.Batch) -> None:
         """In block mode: take the batch part by part, as room is released."""
@@ -342,6 +380,25 @@ class Fetcher:
                     self._write_status()
                 await self._released.wait()
                 self.status.enter(FetcherState.STREAMING)
+
+    def followed(self, follower: str, position: Position) -> dict[str, Any]:
+        """A follower of this leader has everything up to ``position`` on disk."""
+        self._term.followed(follower, position)
+        return {}
+
+    def resume_document(self) -> dict[str, Any]:
+        """What a follower would need to resume in our place, and as of which position.
+
+        Raises:
+            ServerUnavailable: there is no stream yet.
+        """
+        if self.intake is None:
+            raise ServerUnavailable(f"the ring of {self.config.name} is not made yet")
+        state = self._durability.resume_text()
+        if not state:
+            state = (read_document(self.folder.resume_state) or b"").decode()
+        term = {"epoch": self._term.epoch, "leader": self._term.leader}
+        return {"at": self.intake.complete.to_json(), "state": state, **term}
 
     def release(self, position: Position) -> dict[str, Any]:
         """In block mode: the ring's reader has everything up to ``position``.
@@ -454,7 +511,7 @@ class Fetcher:
     def status_document(self) -> dict[str, Any]:
         """The live status."""
         document = self.status.document(self.intake, self.dumps.counts())
-        return {**document, "tables": self.tables.document()}
+        return {**document, "cluster": self._term.document(), "tables": self.tables.document()}
 
     def dump_document(self, dump: Dump) -> dict[str, Any]:
         """A dump as it is served, with what it waits for while there is no stream."""
@@ -506,12 +563,16 @@ def main(arguments: list[str]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         handover = take_over(arguments)
-        config = next(d for d in handover.config.database if d.name == handover.database)
+        config = handover.database_config
         relay = handover.config.relay or RelayConfig()
         wakeup = WakeupSender(handover.wakeup_fds)
 
         async def serve() -> None:
-            await serve_until_signal(Fetcher(config, relay.data_dir, wakeup=wakeup))
+            term = handover.term
+            leadership = Leadership(*term, LeaseWord(handover.lease_fd)) if term else None
+            await serve_until_signal(
+                Fetcher(config, relay.data_dir, wakeup=wakeup, leadership=leadership)
+            )
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())

@@ -61,6 +61,12 @@ class Fetching(Protocol):
     def release(self, position: Position) -> dict[str, Any]:
         """In block mode: the ring's reader has everything up to ``position``."""
 
+    def followed(self, follower: str, position: Position) -> dict[str, Any]:
+        """A follower of this leader has everything up to ``position`` on disk."""
+
+    def resume_document(self) -> dict[str, Any]:
+        """What a follower would need to resume in our place, and as of which position."""
+
     async def dumps_changed(self) -> None:
         """Write the dumps' records to disk and let the runner look at them."""
 
@@ -99,6 +105,7 @@ class FetcherApi:
         yield web.get("/status", self._status)
         for prefix in ("", "/v1/{db}"):
             yield web.post(f"{prefix}/release", self._release)
+            yield web.get(f"{prefix}/resume_state", self._resume_state)
             yield web.post(f"{prefix}/chunks", self._at_origin(self._chunk))
             yield web.get(f"{prefix}/tables", self._at_origin(self._tables))
             yield web.post(f"{prefix}/tables", self._at_origin(self._change_table))
@@ -145,11 +152,20 @@ class FetcherApi:
     async def _release(self, request: web.Request) -> web.Response:
         document = await json_body(request)
         scn, seq = document.get("scn"), document.get("seq", SEQ_END)
-        if not isinstance(scn, int) or not isinstance(seq, int) or document.keys() - {"scn", "seq"}:
+        follower, known = document.get("follower", ""), {"scn", "seq", "follower"}
+        if (
+            not (isinstance(scn, int) and isinstance(seq, int) and isinstance(follower, str))
+            or document.keys() - known
+        ):
             raise BadRequest(
                 'a release is {"scn": N, "seq": N}: the reader has everything up to there'
             )
+        if follower:
+            return json_response(self._fetching.followed(follower, Position(scn, seq)))
         return json_response(self._fetching.release(Position(scn, seq)))
+
+    async def _resume_state(self, request: web.Request) -> web.Response:
+        return json_response(self._fetching.resume_document())
 
     async def _tables(self, request: web.Request) -> web.Response:
         return json_response({"tables": self._fetching.tables.document()})

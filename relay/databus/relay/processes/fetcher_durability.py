@@ -23,7 +23,8 @@ class FetcherDurability:
     """Writes what was captured to disk, then acknowledges it.
 
     Invariants:
-        I1. The source is acknowledged only up to a window that is on disk.
+        I1. The source is acknowledged only up to a window that is on disk; in a cluster, while the
+            lease holds, and up to what a follower has on disk.
         I2. No record on disk is ahead of the ring on disk, and the resume state is not ahead of
             the suspended tables.
         I3. After a failed sync of the ring nothing more is synced, recorded or acknowledged,
@@ -42,6 +43,7 @@ class FetcherDurability:
         tables: Resync,
         dumps: DumpRunner,
         stop: Callable[[], None],
+        ackable: Callable[[Position], int] = lambda complete: complete.scn,
     ) -> None:
         self.lock = asyncio.Lock()
         self.failure: SyncFailed | None = None
@@ -52,6 +54,7 @@ class FetcherDurability:
         self._tables = tables
         self._dumps = dumps
         self._stop = stop
+        self._ackable = ackable
         self._stored_resume_state = ""
         self._unsaved_dumps = False
         self._durable: Position | None = None
@@ -64,11 +67,7 @@ class FetcherDurability:
     async def _make(self, intake: Intake | None) -> None:
         async with self.lock:
             emitted = self._dumps.emitted
-            resume_state = (
-                self.resume_state.encode()
-                if self.resume_state is not None
-                else self._stored_resume_state
-            )
+            resume_state = self.resume_text()
             tables = self._tables.unwritten()
             if intake is None:
                 return
@@ -89,7 +88,12 @@ class FetcherDurability:
                 await self._keep_dumps()
                 self._unsaved_dumps = False
             self._dumps.recorded(emitted)
-        await self._link.acknowledge(complete.scn, self._durable)
+        await self._link.acknowledge(self._ackable(complete), self._durable)
+
+    def resume_text(self) -> str:
+        """The source's newest resume state as text; empty if it gave none."""
+        state = self.resume_state
+        return state.encode() if state is not None else self._stored_resume_state
 
     async def _sync(self, intake: Intake) -> None:
         tail = intake.ring.state.tail

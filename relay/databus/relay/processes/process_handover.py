@@ -12,8 +12,9 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from databus.common.config import Config
+from databus.common.config import Config, DatabaseConfig
 from databus.common.errors import ConfigError
+from databus.relay.cluster.database_role import DatabaseRole, as_configured
 
 HANDOVER_FLAG = "--handover-fd"
 
@@ -25,7 +26,8 @@ class Handover:
     A worker gets its own listening socket (bound with SO_REUSEPORT; it belongs to the
     supervisor, so connections wait in it while the worker is restarted), one wake-up for
     each database, and the channel that announces databases that are added or removed.  A fetcher
-    gets the name of its database and one wake-up for each worker.
+    gets the name of its database and one wake-up for each worker; in a cluster also its role, and
+    the lease of a leader.
     """
 
     config: Config
@@ -35,11 +37,27 @@ class Handover:
     wakeups: dict[str, int] = field(default_factory=dict)
     wakeup_fds: tuple[int, ...] = ()
     channel_fd: int = -1
+    role: DatabaseRole | None = None
+    lease_fd: int = -1
+
+    @property
+    def database_config(self) -> DatabaseConfig:
+        """The database of a fetcher, in its role."""
+        config = next(d for d in self.config.database if d.name == self.database)
+        if self.role is None or self.config.cluster is None:
+            return config
+        return as_configured(self.role, config, self.config.cluster)
+
+    @property
+    def term(self) -> tuple[int, str] | None:
+        """The epoch and the name of a leader; None if it does not lead."""
+        leads = self.role is not None and self.role.leads
+        return (self.role.epoch, self.role.leader) if self.role is not None and leads else None
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All inherited descriptors that it names."""
-        own = tuple(fd for fd in (self.listen_fd, self.channel_fd) if fd >= 0)
+        own = tuple(fd for fd in (self.listen_fd, self.channel_fd, self.lease_fd) if fd >= 0)
         return (*own, *self.wakeups.values(), *self.wakeup_fds)
 
     def listening_socket(self) -> socket.socket:
@@ -56,6 +74,8 @@ class Handover:
             "wakeups": self.wakeups,
             "wakeup_fds": list(self.wakeup_fds),
             "channel_fd": self.channel_fd,
+            "role": self.role.to_json() if self.role is not None else None,
+            "lease_fd": self.lease_fd,
         }
 
     @staticmethod
@@ -69,6 +89,8 @@ class Handover:
             wakeups={str(name): int(fd) for name, fd in document["wakeups"].items()},
             wakeup_fds=tuple(int(fd) for fd in document["wakeup_fds"]),
             channel_fd=int(document["channel_fd"]),
+            role=DatabaseRole(**document["role"]) if document["role"] else None,
+            lease_fd=int(document["lease_fd"]),
         )
 
 

@@ -22,12 +22,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from databus.common.access.listener_rules import require_protection
 from databus.common.access.listener_tls import server_tls
 from databus.common.access_config import AuthConfig
-from databus.common.config import Config, DatabaseConfig, RelayConfig
-from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
+from databus.common.config import ClusterConfig, Config, DatabaseConfig, RelayConfig
+from databus.common.errors import ConfigError, DatabusError, MissingDependency, ServerUnavailable
 from databus.common.http.listening_socket import listening_socket
 from databus.relay.processes.child_process import MODULE as CHILD_MODULE
 from databus.relay.processes.process_handover import HANDOVER_FLAG, Handover
@@ -35,6 +36,10 @@ from databus.relay.processes.reload import ConfigChanges, ReloadSocket, changes
 from databus.relay.processes.wakeup import make_wakeup
 from databus.relay.processes.worker_channel import SupervisorChannel
 from databus.relay.ring.folder_locks import lock_data_dir
+
+if TYPE_CHECKING:
+    from databus.relay.cluster.cluster_member import ClusterHost, ClusterMember
+    from databus.relay.cluster.database_role import DatabaseRole
 
 FETCHER_MODULE = "databus.relay.processes.fetcher"
 WORKER_MODULE = "databus.relay.http.relay_server"
@@ -61,6 +66,36 @@ class Child:
     again: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    role: DatabaseRole | None = None
+    lease_fd: int = -1
+    is_busy: bool = False
+
+    def take_role(self, role: DatabaseRole | None, lease_fd: int) -> None:
+        """In a cluster: run with this role from now on, or not at all."""
+        if self.lease_fd >= 0:
+            os.close(self.lease_fd)
+        self.role, self.lease_fd = role, lease_fd
+        if role is None:
+            self.wanted.clear()
+        else:
+            self.wanted.set()
+        self.again.set()
+
+
+def member_of(config: ClusterConfig, host: ClusterHost) -> ClusterMember:
+    """The membership in a cluster.
+
+    Raises:
+        MissingDependency: kazoo is not installed.
+    """
+    try:
+        from databus.relay.cluster.cluster_member import ClusterMember
+    except ImportError as error:
+        raise MissingDependency(
+            "a relay of a [cluster] needs kazoo: pip install 'databus-cdc[cluster]'"
+        ) from error
+    return ClusterMember(config, host)
 
 
 def free_address(address: str) -> str:
@@ -126,6 +161,7 @@ class Supervisor:
         self._wakeups: dict[str, list[int]] = {}
         self._workers: list[Child] = []
         self._fetchers: dict[str, Child] = {}
+        self._member: ClusterMember | None = None
         try:
             for number in range(self.relay.workers):
                 self._sockets.append(listening_socket(self.address, reuse_port=True))
@@ -148,6 +184,7 @@ class Supervisor:
             )
 
         child = Child(f"worker {number}", WORKER_MODULE, handover)
+        child.wanted.set()
         return child
 
     def _make_wakeups(self, databases: Iterable[DatabaseConfig]) -> dict[str, list[int]]:
@@ -173,10 +210,44 @@ class Supervisor:
         self._wakeups[name] = fds
 
         def handover() -> Handover:
-            return Handover(self.config, database=name, wakeup_fds=tuple(fds))
+            return Handover(
+                self.config,
+                database=name,
+                wakeup_fds=tuple(fds),
+                role=child.role,
+                lease_fd=child.lease_fd,
+            )
 
         child = self._fetchers[name] = Child(f"fetcher {name}", FETCHER_MODULE, handover)
+        if self.config.cluster is None:
+            child.wanted.set()
         return child
+
+    def _join_cluster(self) -> None:
+        if self.config.cluster is None:
+            return
+        # Not before: they load what a supervisor without a cluster does not need.
+        from databus.relay.processes.cluster_host import SupervisedCluster
+
+        host = SupervisedCluster(
+            self.relay.data_dir,
+            lambda: [database.name for database in self.config.database],
+            self._is_idle,
+            self._set_role,
+        )
+        self._member = member_of(self.config.cluster, host)
+        self._member.start()
+
+    def _is_idle(self, name: str) -> bool:
+        child = self._fetchers.get(name)
+        return child is None or not (child.wanted.is_set() or child.is_busy)
+
+    def _set_role(self, name: str, role: DatabaseRole | None, lease_fd: int) -> None:
+        child = self._fetchers.get(name)
+        if child is not None:
+            child.take_role(role, lease_fd)
+        elif lease_fd >= 0:
+            os.close(lease_fd)
 
     @property
     def children(self) -> list[Child]:
@@ -211,8 +282,11 @@ class Supervisor:
                     self._group = group
                     for child in self.children:
                         group.create_task(self._supervise(child))
+                    self._join_cluster()
         finally:
             self._group = None
+            if self._member is not None:
+                await asyncio.to_thread(self._member.close)
             self._close()
 
     def _close(self) -> None:
@@ -314,13 +388,19 @@ class Supervisor:
     async def _keep_running(self, child: Child) -> None:
         delay_s = RESTART_FIRST_S
         while not (self._stopping.is_set() or child.ending.is_set()):
+            if not child.wanted.is_set():
+                await self._first_of(child.wanted, self._stopping, child.ending)
+                continue
             started_s = time.monotonic()
             child.again.clear()  # the handover is put together right after
+            child.is_busy = True
             try:
                 what = await self._run(child)
             except (OSError, RuntimeError) as error:
                 # The system has no process, thread or pipe: the other children continue.
                 what = f"does not start: {error}"
+            finally:
+                child.is_busy = False
             if self._stopping.is_set() or child.ending.is_set():
                 return
             if child.again.is_set() or time.monotonic() - started_s >= STEADY_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,11 @@ class DatabaseFolder:
     def resume_state(self) -> Path:
         """The source's resume state; see ``ResumableSource``."""
         return self.path / "source.json"
+
+    @property
+    def leader(self) -> Path:
+        """In a cluster: the newest term of a leader of which the ring may have frames."""
+        return self.path / "leader.json"
 
     @property
     def socket(self) -> Path:
@@ -127,6 +133,27 @@ def read_document(path: Path) -> bytes | None:
             f"{head[:40]!r}; restore it from a copy, or move it away"
         )
     return content
+
+
+def write_leader(folder: DatabaseFolder, epoch: int, relay: str) -> None:
+    """Write the newest term to disk."""
+    write_document(folder.leader, json.dumps({"epoch": epoch, "relay": relay}).encode())
+
+
+def read_leader(folder: DatabaseFolder) -> tuple[int, str]:
+    """The newest term whose frames the ring may have: its epoch, 0 without a cluster, and relay.
+
+    Raises:
+        FormatError: the file is damaged.
+    """
+    content = read_document(folder.leader)
+    if content is None:
+        return 0, ""
+    try:
+        document = json.loads(content)
+        return int(document["epoch"]), str(document["relay"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"it has no epoch: {error!r}; move it away") from error
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from databus.common.table_state import CaptureState, table_state_of
 from databus.relay.columns.projection import Projections
 from databus.relay.dumps.dump_records import DumpBook
 from databus.relay.processes.wakeup import WakeupReceiver
-from databus.relay.ring.data_folder import DatabaseFolder, read_document
+from databus.relay.ring.data_folder import DatabaseFolder, read_document, read_leader
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import RING_NAME, RingState
 from databus.relay.ring.ring_reader import RingReader
@@ -128,11 +128,23 @@ class DatabaseView:
         self._close_ring()
         self._registry = RegistryReader(self.folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
+        self._epoch = (0, 0)
         self.row_filters = RowFilters(self._registry.schemas)
         self.reads = SharedReads()
         self.extents = Extents()
         self.header_cache = HeaderCache()
         self.projections = Projections()
+
+    @property
+    def epoch(self) -> int:
+        """In a cluster: the fencing number of the newest leader of whom the ring has frames."""
+        try:
+            changed_ns = self.folder.leader.stat().st_mtime_ns
+        except OSError:
+            return 0
+        if changed_ns != self._epoch[0]:
+            self._epoch = (changed_ns, read_leader(self.folder)[0])
+        return self._epoch[1]
 
     def _close_ring(self) -> None:
         if self._ring is not None:

@@ -82,6 +82,8 @@ class StreamAnswer:
         self.headers = range_headers(state, ring.clock)
         if self.is_ahead:
             self.headers["Databus-Ahead"] = "true"
+        if database.epoch:
+            self.headers["Databus-Epoch"] = str(database.epoch)
         if isinstance(request.start, AtTime):
             # A second look-up of the same time may give another position: the stream has moved on.
             self.headers["Databus-Start"] = f"{position.scn}:{position.seq}"

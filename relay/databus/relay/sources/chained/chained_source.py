@@ -60,6 +60,10 @@ class RelayOptions(SourceOptions):
     """Whether the ring of this relay waits for its reader."""
     release: bool = Field(default=False, strict=True)
     """Whether this relay reports to a parent in block mode what is on disk here."""
+    follower: str = ""
+    """The name under which a follower in a cluster reports to the leader; the cluster sets it."""
+    least_epoch: int = Field(default=0, ge=0, strict=True)
+    """The lowest epoch of a leader that is read; the cluster sets it."""
     token_file: str = ""
     """File with the token for the parent."""
     ca: str = ""
@@ -80,6 +84,8 @@ class RelaySettings:
     start: str
     silence_s: float
     release: bool
+    follower: str
+    least_epoch: int
     credentials: Credentials
 
 
@@ -119,6 +125,8 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
         start=options.start,
         silence_s=options.silence_s,
         release=options.release,
+        follower=options.follower,
+        least_epoch=options.least_epoch,
         credentials=Credentials(
             token_file=options.token_file,
             ca=options.ca,
@@ -164,6 +172,7 @@ class RelaySource:
             frame, even in the middle of a window.
         I3. A parent of another clock is never read.
         I4. The schema of a frame is known before the frame is yielded.
+        I5. No parent is read whose epoch is below one that was seen: in a cluster, it has led.
 
     Owner: one fetcher's event loop.
     Raises: as ``Source``; the message names every parent and its error.
@@ -184,6 +193,7 @@ class RelaySource:
         self._held: tuple[Position, Following] | None = None
         self._resolved = 0
         self._released: tuple[str, Position] | None = None
+        self._epoch = settings.least_epoch
 
     @property
     def clock(self) -> str:
@@ -325,9 +335,15 @@ class RelaySource:
 
     async def _follow(self, parent: Parent, start: dict[str, str]) -> Following:
         following = await parent.follow(self._connections(), {**self._query, **start})
-        if following.clock == self._clock:
+        if following.clock == self._clock and following.epoch >= self._epoch:
+            self._epoch = following.epoch
             return following
         following.close()
+        if following.clock == self._clock:
+            raise ServerUnavailable(
+                f"its ring has the epoch {following.epoch}, and the leader's is {self._epoch} or "
+                "more: it leads no longer, or does not lead yet"
+            )
         raise ClockMismatch(
             f"its stream has the clock {following.clock!r}, the other parent's was {self._clock!r}",
             expected=self._clock,
@@ -354,12 +370,15 @@ class RelaySource:
     async def release(self, position: Position) -> None:
         """With the option ``release``, report to a parent in block mode what is on disk here.
 
-        Only the followed parent gets the report, once; after a move the next one does.
+        Only the followed parent gets the report, once; after a move the next one does.  A follower
+        in a cluster reports each time: the leader forgets one that has gone.
         """
         report = (self._parent.url, position)
-        if not self._settings.release or report == self._released:
+        follower = self._settings.follower
+        if not self._settings.release or (report == self._released and not follower):
             return
-        parent, body = self._parent, json.dumps(position.to_json()).encode()
+        document = position.to_json() | ({"follower": follower} if follower else {})
+        parent, body = self._parent, json.dumps(document).encode()
         status, answer = await parent.forward(self._connections(), "POST", "/release", body)
         if status >= 400:
             raise from_answer(parent.url, status, answer)

@@ -78,6 +78,9 @@ class PostgresOptions(SourceOptions):
     """The interval at which the relay compares publication and catalogue."""
     sql_ascii_encoding: Annotated[str, BeforeValidator(_encoding)] = "UTF8"
     """The encoding of texts of an SQL_ASCII database."""
+    take_over: bool = False
+    """Whether the relay ends the connection of another process that reads its slot; a cluster sets
+    it for the leader."""
     connect_timeout: Seconds = 10.0
     """The time limit of a connection attempt."""
     sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
@@ -130,6 +133,7 @@ class PostgresSettings:
     special_values: str = "error"
     discover_every_s: float = 10.0
     connect_timeout_s: float = 10.0
+    takes_over: bool = False
     sslmode: str = "prefer"
     sslrootcert: str = ""
     sslcert: str = ""
@@ -210,6 +214,7 @@ def read_settings(config: DatabaseConfig) -> PostgresSettings:
         special_values=options.special_values,
         discover_every_s=options.discover_every,
         connect_timeout_s=options.connect_timeout,
+        takes_over=options.take_over,
         sslmode=options.sslmode,
         sslrootcert=options.sslrootcert,
         sslcert=options.sslcert,

@@ -473,6 +473,8 @@ class SlotStream:
         command = start_replication_command(self._settings, begin)
         for tries_left in reversed(range(_BUSY_TRIES)):
             try:
+                if self._settings.takes_over:
+                    await self._catalogue.end_reader()
                 await self._connection.connect()
                 await self._connection.start_copy(command)
                 return

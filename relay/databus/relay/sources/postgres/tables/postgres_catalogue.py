@@ -448,6 +448,15 @@ class Catalogue:
         (row,) = await self.fetch(END_SQL)
         return scn_before(end_of_log(row.values()))
 
+    async def end_reader(self) -> None:
+        """End the connection of another process that reads the slot: it has led, and may be
+        paused for as long as the server's wal_sender_timeout."""
+        await self.fetch(
+            "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM "
+            "pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL",
+            self._settings.slot,
+        )
+
     async def drop_slot(self) -> None:
         """Drop the relay's slot, so that the server retains no WAL for it."""
         await self.fetch("SELECT pg_catalog.pg_drop_replication_slot($1)", self._settings.slot)

@@ -1,0 +1,80 @@
+"""The configuration of a relay that is a member of a cluster."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BeforeValidator, Field
+
+from databus.common.access_config import CredentialsConfig
+from databus.common.config_values import Seconds, Section
+
+
+def _hosts(value: Any) -> str:
+    hosts = [host.strip() for host in str(value).split(",")]
+    for host in hosts:
+        name, colon, port = host.rpartition(":")
+        if not (name and colon and port.isdigit()) or "/" in host:
+            raise ValueError(f"{value!r} is not HOST:PORT[,HOST:PORT...]")
+    return ",".join(hosts)
+
+
+def _address(value: Any) -> str:
+    url = str(value).rstrip("/")
+    if not re.fullmatch(r"https?://[^/?#@]+", url):
+        raise ValueError(f"{value!r} is not http://HOST:PORT or https://HOST:PORT")
+    return url
+
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+
+
+class ClusterConfig(Section):
+    """``[cluster]``: several relays that read each database once.
+
+    One relay, the leader of a database, reads it; others follow the leader. ZooKeeper decides
+    which.
+    """
+
+    zookeeper: Annotated[str, BeforeValidator(_hosts)]
+    """Servers of ZooKeeper.
+    Example: zookeeper = "zk-a:2181,zk-b:2181,zk-c:2181" """
+
+    name: str = Field(default="relays", pattern=_NAME)
+    """Name of the cluster: relays of one name share the databases. Its nodes in ZooKeeper are below
+    `/databus/NAME`.
+    Example: name = "orders" """
+
+    relay: str = Field(pattern=_NAME)
+    """Name of this relay in the cluster. A restarted relay keeps its name.
+    Example: relay = "relay-a" """
+
+    address: Annotated[str, BeforeValidator(_address)]
+    """URL at which the other relays and the clients reach this relay.
+    Example: address = "http://relay-a.internal:8700" """
+
+    zone: str = Field(default="", max_length=63)
+    """Zone of this relay. Clients prefer a relay of their own zone.
+    Example: zone = "eu-central-1a" """
+
+    followers: int = Field(default=1, ge=0, le=15)
+    """Number of relays that follow the leader of each database. There are fewer where the cluster
+    has fewer relays.
+    Example: followers = 2 """
+
+    lease: Seconds = Field(default=6.0, ge=0.5, le=60)
+    """Time without contact to ZooKeeper after which another relay takes over. ZooKeeper's
+    `minSessionTimeout` and `maxSessionTimeout` bound it.
+    Example: lease = "10s" """
+
+    credentials: CredentialsConfig = CredentialsConfig()
+    """What a follower presents to the leader. It needs the grants `read` and `replicate`.
+    Example: credentials = { token_file = "follower.token", ca = "ca.pem" } """
+
+    @pydantic.model_validator(mode="after")
+    def _is_reachable(self) -> ClusterConfig:
+        if "://0.0.0.0" in self.address or "://[::]" in self.address:
+            raise ValueError(f"address {self.address} is no address that another machine reaches")
+        return self

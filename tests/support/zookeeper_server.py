@@ -1,0 +1,101 @@
+"""Private ZooKeeper servers: Debian's jars, free ports, folders of the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from databus.cli.demo.private_servers import free_port
+from tests.support.waiting import eventually_sync
+
+JAR = Path("/usr/share/java/zookeeper.jar")
+_SETTINGS = """\
+tickTime=250
+initLimit=20
+syncLimit=20
+dataDir={folder}
+clientPort={port}
+clientPortAddress=127.0.0.1
+admin.enableServer=false
+maxClientCnxns=0
+4lw.commands.whitelist=ruok,srvr
+"""
+_LOGGING = (
+    "log4j.rootLogger=WARN, out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n"
+    "log4j.appender.out.layout=org.apache.log4j.PatternLayout\n"
+    "log4j.appender.out.layout.ConversionPattern=%d %p %m%n\n"
+)
+
+
+class ZooKeeperServer:
+    """One server, alone or of an ensemble.
+
+    Owner: one test process.  A session lasts 0.5 to 5 s, by ticks of 250 ms.
+    """
+
+    def __init__(self, folder: Path, number: int = 1, ensemble: str = "") -> None:
+        if not JAR.exists() or shutil.which("java") is None:
+            pytest.skip("no ZooKeeper: apt-get install zookeeper")
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self.port = free_port()
+        self.hosts = f"127.0.0.1:{self.port}"
+        (folder / "myid").write_text(str(number))
+        settings = _SETTINGS.format(folder=folder, port=self.port) + ensemble
+        (folder / "zoo.cfg").write_text(settings)
+        (folder / "log4j.properties").write_text(_LOGGING)
+        self.start()
+
+    def start(self) -> None:
+        """Start it over its folder, and return when it answers, or at once in an ensemble."""
+        with (self._folder / "server.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [
+                    *("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+                    *("-cp", f"{self._folder}:{JAR}"),
+                    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+                    str(self._folder / "zoo.cfg"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_until_serving(self) -> None:
+        """Return when it serves clients."""
+        eventually_sync(self._is_serving, 30, f"{self._folder}: ZooKeeper serves")
+
+    def _is_serving(self) -> bool:
+        assert self.process.poll() is None, (self._folder / "server.log").read_text()[-2000:]
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
+                connection.sendall(b"srvr")
+                return b"Mode: " in connection.recv(4096)
+        except OSError:
+            return False
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
