@@ -335,22 +335,28 @@ async def test_rows_of_a_commit_that_was_made_can_be_left_out(
     scripted: StartServer, tmp_path: Path
 ) -> None:
     server = await scripted(orders(1, 1, 2), orders(2, 3))
-    found = []
+    found: list[Any] = []
+    replayed: list[Any] = []
 
     class Looking(Own):
         def write(self, batch: Any) -> None:
             later = batch.after(Position(1, 0))
             found.extend(row.position for row in later.rows())
-            found.extend(
-                zip(
-                    *(table.arrow[name].to_pylist() for name in ("_scn", "_seq")),
-                    strict=True,
-                )
-                for table in later.tables()
-            )
+            found.extend(columns_of(later))
+            earlier = batch.after(Position(2, 0), Position(1, 0))
+            replayed.extend(row.position for row in earlier.rows())
+            replayed.extend(pair for pairs in columns_of(earlier) for pair in pairs)
+
+    def columns_of(batch: Any) -> list[Any]:
+        names = ("_scn", "_seq")
+        return [
+            list(zip(*(table.arrow[name].to_pylist() for name in names), strict=True))
+            for table in batch.tables()
+        ]
 
     await Watched(sink_config(server.url, data_dir=tmp_path), Looking()).until_scn(2)
     rows = [one for one in found if isinstance(one, Position)]
     columns = [pair for one in found if not isinstance(one, Position) for pair in one]
     assert rows == [(1, 1), (2, 0)]
     assert columns == [(1, 1), (2, 0)]
+    assert replayed == [(1, 0)] * 2

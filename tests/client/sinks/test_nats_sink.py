@@ -16,7 +16,7 @@ from typing import Any
 import nats
 import pytest
 
-from databus.client.sinks import SinkContext, SinkRoutes, TroubledSink
+from databus.client.sinks import SinkBatch, SinkContext, SinkProcess, SinkRoutes, TroubledSink
 from databus.client.sinks.nats.nats_sink import NatsSink
 from databus.client.sinks.nats.nats_subjects import default_subject, is_taken, subject_of_target
 from databus.client.sinks.nats.stream_writer import Message, StreamWriter
@@ -291,6 +291,42 @@ async def test_what_cannot_be_written_stops_the_sink_with_the_reason(
     config = config_of(nats_server, name, server.url, **settings)
     await Watched(config, sink_of(config)).until_scn(3)
     assert [one[0] for one in await changes_in(nats_server, name)] == [1, 3]
+
+
+class Picky(NatsSink):
+    """Does not take the rows of some keys."""
+
+    refused = frozenset({1, 2})
+
+    async def write(self, batch: SinkBatch) -> None:
+        if any(row.key["id"] in self.refused for row in batch.rows()):
+            raise RowRefused("not this one")
+        await super().write(batch)
+
+
+async def test_a_replay_writes_older_rows_and_leaves_what_was_not_committed_as_it_is(
+    scripted: StartServer, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    server = await scripted(*[orders(number, number) for number in (1, 2, 3)])
+    settings = {"refused": "set-aside", "data_dir": tmp_path}
+    config = config_of(nats_server, fresh_name(), server.url, **settings)
+    assert config.nats is not None
+    await Watched(config, Picky(config.nats)).until_scn(3)
+    killed, _ = await opened(config)
+    assert killed._writer is not None
+    lone = message(config, 4)
+    lone.headers["Nats-Msg-Id"] = "unknown"  # as after the duplicate window
+    await killed._writer.publish(lone)
+    await killed._writer.settle()
+    await killed.close()
+    sink = Picky(config.nats)
+    sink.refused = frozenset({1})
+    outcome = await SinkProcess(config, sink).replay()
+    assert (outcome.delivered, outcome.failed) == (1, 1)
+    server.append(orders(4, 4), orders(5, 5))
+    await Watched(config, sink_of(config)).until_scn(5)
+    found = [one.headers["scn"] for one in await messages_in(nats_server, config.name)]
+    assert found == ["3", "4", "2", "5"]
 
 
 def test_subjects_have_what_the_server_takes() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from databus.client.sinks import SinkContext, SinkRoutes, TroubledSink
+from databus.client.sinks import SinkBatch, SinkContext, SinkProcess, SinkRoutes, TroubledSink
 from databus.client.sinks.redis.redis_rows import hash_key, keys_pattern, text_of
 from databus.client.sinks.redis.redis_sink import RedisSink
 from databus.client.sinks.sink_kinds import sink_of
@@ -26,6 +26,7 @@ from databus.common.errors import (
     CheckpointMoved,
     ConfigError,
     MissingDependency,
+    RowRefused,
     SinkRefused,
     SinkUnavailable,
 )
@@ -353,6 +354,32 @@ async def test_entries_have_the_envelope_and_streams_are_cut(
     await Watched(config, sink_of(config)).until_scn(12)
     assert 200 <= redis_server.ask("XLEN", "shop.orders") < 500
     assert json.loads(entries(redis_server, "shop.orders")[-1]["value"])["__scn"] == 12
+
+
+class Picky(RedisSink):
+    """Does not take the rows of some keys."""
+
+    refused = frozenset({1, 2})
+
+    def write(self, batch: SinkBatch) -> None:
+        if any(row.key["id"] in self.refused for row in batch.rows()):
+            raise RowRefused("not this one")
+        super().write(batch)
+
+
+async def test_rows_that_were_set_aside_are_written_behind_a_failure_of_the_replay(
+    scripted: StartServer, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    server = await scripted(*[orders(number, number) for number in (1, 2, 3)])
+    settings = {"refused": "set-aside", "data_dir": tmp_path}
+    config = config_of(redis_server, "streams", server.url, **settings)
+    assert config.redis is not None
+    await Watched(config, Picky(config.redis)).until_scn(3)
+    sink = Picky(config.redis)
+    sink.refused = frozenset({1})
+    outcome = await SinkProcess(config, sink).replay()
+    assert (outcome.delivered, outcome.failed) == (1, 1)
+    assert [one["scn"] for one in entries(redis_server, "shop.orders")] == ["3", "2"]
 
 
 def test_keys_are_unambiguous_and_values_are_text() -> None:

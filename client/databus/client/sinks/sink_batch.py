@@ -19,6 +19,8 @@ from databus.common.checkpoint import Position
 from databus.common.errors import RowRefused
 from databus.common.schema.source_schema import SourceSchema
 
+BEGINNING = Position(-1, 0)
+"""Before every position."""
 _UNSET: Any = object()
 
 
@@ -130,28 +132,29 @@ class SinkBatch:
         self,
         batches: Sequence[DataBatch],
         routes: SinkRoutes,
-        after: Position | None = None,
+        written: tuple[Position, Position] | None = None,
         chosen: frozenset[Position] | None = None,
     ) -> None:
         self._batches = batches
         self._routes = routes
-        self._after = after
+        self._written = written
         self._chosen = chosen
 
     def __len__(self) -> int:
         return sum(map(len, self._batches)) if self._chosen is None else len(self._chosen)
 
-    def after(self, position: Position) -> SinkBatch:
-        """The batch without the rows of the stream at or before a position.
+    def after(self, position: Position, since: Position = BEGINNING) -> SinkBatch:
+        """The batch without the rows of the stream from behind ``since`` up to a position.
 
-        For a sink whose commit took effect although it was reported as failed.  Rows of a bootstrap
-        remain: they do not come in the order of their positions.
+        For a sink whose commit took effect although it was reported as failed.  Rows at or before
+        ``since``, the checkpoint at its start, come only if dead letters are replayed.  Rows of a
+        bootstrap remain: they do not come in the order of their positions.
         """
-        return SinkBatch(self._batches, self._routes, position, self._chosen)
+        return SinkBatch(self._batches, self._routes, (since, position), self._chosen)
 
     def only(self, positions: Collection[Position]) -> SinkBatch:
         """The batch with the rows at these positions alone."""
-        return SinkBatch(self._batches, self._routes, self._after, frozenset(positions))
+        return SinkBatch(self._batches, self._routes, self._written, frozenset(positions))
 
     def rows(self) -> Iterator[SinkRow]:
         """The rows in commit order; in a bootstrap, in the order in which they came.
@@ -198,8 +201,8 @@ class SinkBatch:
         for batch in batches:
             for schema, whole in batch.versions:
                 arrow = whole
-                if self._after is not None and batch.mode == "online":
-                    arrow = whole.filter(_is_after(whole, self._after))
+                if self._written is not None and batch.mode == "online":
+                    arrow = whole.filter(_is_outside(whole, *self._written))
                 if self._chosen is not None:
                     arrow = arrow.filter(_is_among(arrow, self._chosen))
                 if self._routes.changes_rows(route):
@@ -253,13 +256,20 @@ class SinkBatch:
                 online.extend(
                     event
                     for event in batch.events()
-                    if self._after is None or event.position > self._after
+                    if self._written is None
+                    or not self._written[0] < event.position <= self._written[1]
                 )
                 continue
             yield from _in_order(online)
             online = []
             yield from batch.events()
         yield from _in_order(online)
+
+
+def _is_outside(arrow: Any, since: Position, position: Position) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.or_(_is_after(arrow, position), pc.invert(_is_after(arrow, since)))
 
 
 def _is_after(arrow: Any, position: Position) -> Any:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from databus.client.sinks.files.file_formats import FilePart
 from databus.client.sinks.files.file_store import FileStore
 from databus.client.sinks.sink import Sink, SinkContext
-from databus.client.sinks.sink_batch import SinkBatch
+from databus.client.sinks.sink_batch import BEGINNING, SinkBatch
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, Position, decode, encode
 from databus.common.errors import SinkRefused, SinkUnavailable
 from databus.common.schema.source_schema import SourceSchema
@@ -75,6 +75,7 @@ class FileSink(Sink):
         self._part_count = 0
         # Up to where rows that come again are there already.
         self._committed: Position | None = None
+        self._opened_at = BEGINNING
 
     def open(self, context: SinkContext) -> Checkpoint | None:
         """Read the state, and remove what an unfinished commit left."""
@@ -83,12 +84,14 @@ class FileSink(Sink):
         self._committed = None
         self._read_state()
         stored = self._state["checkpoint"]
-        return None if stored is None else decode(json.dumps(stored))
+        checkpoint = None if stored is None else decode(json.dumps(stored))
+        self._opened_at = checkpoint.position if checkpoint else BEGINNING
+        return checkpoint
 
     def write(self, batch: SinkBatch) -> None:
         """Gather the changes by file."""
         if self._committed is not None:
-            batch = batch.after(self._committed)
+            batch = batch.after(self._committed, self._opened_at)
         for part in self._form.parts(batch):
             self._open_files.setdefault((part.target, part.schema.fingerprint), []).append(part)
             self._part_count += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from databus.client.sinks.nats.nats_library import as_ours, nats_library
-from databus.common.checkpoint import Checkpoint, decode, encode
+from databus.common.checkpoint import Checkpoint, Position, decode, decode_position, encode
 from databus.common.errors import CheckpointMoved
 
 
@@ -20,6 +21,8 @@ class BucketCheckpoint:
     sequence: int
     """The last message of the stream that the checkpoint covers."""
     checkpoint: Checkpoint | None
+    written: Position | None = None
+    """Up to where the stream has all changes, if that is after the checkpoint."""
     revision: int = 0
     """Revision of the key."""
 
@@ -27,6 +30,8 @@ class BucketCheckpoint:
         """The value of the key."""
         checkpoint = None if self.checkpoint is None else json.loads(encode(self.checkpoint))
         document = {"owner": self.owner, "sequence": self.sequence, "checkpoint": checkpoint}
+        if self.written is not None:
+            document["written"] = self.written.to_json()
         return json.dumps(document).encode()
 
 
@@ -53,6 +58,7 @@ class NatsCheckpoints:
             document["owner"],
             document["sequence"],
             None if text is None else decode(json.dumps(text)),
+            decode_position(document["written"]) if "written" in document else None,
             entry.revision,
         )
 
@@ -77,7 +83,7 @@ class NatsCheckpoints:
                 raise CheckpointMoved(
                     f"another process has changed the checkpoint of the sink {self._name}"
                 ) from error
-        return BucketCheckpoint(after.owner, after.sequence, after.checkpoint, revision)
+        return dataclasses.replace(after, revision=revision)
 
 
 async def checkpoint_bucket(jetstream: Any, name: str, replicas: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any, ClassVar
 
 from databus.client.checkpoints.checkpoint_table import new_owner
@@ -16,7 +17,7 @@ from databus.client.sinks.nats.nats_subjects import default_subject, is_taken, s
 from databus.client.sinks.nats.stream_writer import Message, StreamWriter
 from databus.client.sinks.row_changes import RowRecords
 from databus.client.sinks.sink import Sink, SinkContext
-from databus.client.sinks.sink_batch import SinkBatch, SinkRow
+from databus.client.sinks.sink_batch import BEGINNING, SinkBatch, SinkRow
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, Position
 from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.row_change import EnvelopeRecord
@@ -60,6 +61,7 @@ class NatsSink(Sink):
         self._committing: Checkpoint | None = None
         # Up to where changes that come again are in the stream.
         self._written: Position | None = None
+        self._opened_at = BEGINNING
 
     async def open(self, context: SinkContext) -> Checkpoint | None:
         """Connect, and claim the checkpoint."""
@@ -68,11 +70,11 @@ class NatsSink(Sink):
         assert self._checkpoints is not None
         found = await self._checkpoints.load()
         last = await self._opened_stream(found)
-        claimed = BucketCheckpoint(
-            self._owner, found.sequence if found else last, found.checkpoint if found else None
-        )
+        before = found or BucketCheckpoint("", last, None)
+        claimed = dataclasses.replace(before, owner=self._owner)
         self._stored = await self._checkpoints.replace(found, claimed)
-        self._committing = self._written = None
+        self._committing, self._written = None, before.written
+        self._opened_at = before.checkpoint.position if before.checkpoint else BEGINNING
         await self._begin_after(last, self._stored)
         return self._stored.checkpoint
 
@@ -81,7 +83,7 @@ class NatsSink(Sink):
         writer = await self._ready()
         assert self._context is not None
         if self._is_of_stored_clock() and self._written is not None:
-            batch = batch.after(self._written)
+            batch = batch.after(self._written, self._opened_at)
         for row in batch.rows():
             for record in self._records.of(row, self._context):
                 await writer.publish(self._message(row, record))
@@ -97,7 +99,10 @@ class NatsSink(Sink):
         if before and before.clock == checkpoint.clock and checkpoint.position < before.position:
             checkpoint = before
         self._committing = checkpoint
-        after = BucketCheckpoint(self._owner, writer.last, checkpoint)
+        written = self._written
+        if written is not None and written <= checkpoint.position:
+            written = None
+        after = BucketCheckpoint(self._owner, writer.last, checkpoint, written)
         self._stored = await self._checkpoints.replace(self._stored, after)
         self._committing = None
 
@@ -161,7 +166,7 @@ class NatsSink(Sink):
             )
         self._stored = found
         if isinstance(found.checkpoint, OnlineCheckpoint):
-            self._written = found.checkpoint.position
+            self._written = max(self._written or BEGINNING, found.checkpoint.position)
         return await self._begin_after(await self._opened_stream(found), found)
 
     async def _opened_stream(self, stored: BucketCheckpoint | None) -> int:
@@ -209,7 +214,7 @@ class NatsSink(Sink):
         if last > stored.sequence:
             position = await self._position_of(last)
             if position is not None:
-                self._written = max(self._written or position, position)
+                self._written = max(self._written or BEGINNING, position)
         self._writer = StreamWriter(self._connection, self._stream, last, self._config.timeout)
         return self._writer
 

@@ -13,7 +13,7 @@ from databus.client.sinks.redis.redis_targets import RedisTargets
 from databus.client.sinks.redis.redis_transaction import RedisTransactions
 from databus.client.sinks.row_changes import RowRecords
 from databus.client.sinks.sink import Sink, SinkContext
-from databus.client.sinks.sink_batch import SinkBatch, SinkRow
+from databus.client.sinks.sink_batch import BEGINNING, SinkBatch, SinkRow
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, Position
 from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.errors import CheckpointMoved, SinkRefused
@@ -135,6 +135,7 @@ class RedisSink(Sink):
         self._committing: Checkpoint | None = None
         # Up to where rows that come again are there already.
         self._written: Position | None = None
+        self._opened_at = BEGINNING
 
     def open(self, context: SinkContext) -> Checkpoint | None:
         """Connect, and claim the checkpoint."""
@@ -143,6 +144,7 @@ class RedisSink(Sink):
         key = config.checkpoint_key.replace("{name}", context.name)
         transactions = RedisTransactions(config.url.reveal, key, new_owner(), config.timeout)
         self._stored = transactions.claim().checkpoint
+        self._opened_at = self._stored.position if self._stored else BEGINNING
         self._targets = RedisTargets(
             key, transactions.fields(), is_cluster=transactions.is_in_cluster()
         )
@@ -233,4 +235,4 @@ class RedisSink(Sink):
             return batch
         if self._context.clock() not in ("", stored.clock):  # Its positions are of another kind.
             return batch
-        return batch.after(self._written)
+        return batch.after(self._written, self._opened_at)
