@@ -15,12 +15,13 @@ from databus.bootstrap.merging import applier as applier_module
 from databus.bootstrap.merging.applier import Applier
 from databus.bootstrap.merging.process_merges import ProcessMerges
 from databus.bootstrap.reading import split_planner
+from databus.bootstrap.runs import read_leases
 from databus.bootstrap.runs.read_leases import LEASE_S
 from databus.client.splits.split_planning import PlannedSplit, planned_splits
 from databus.client.splits.split_reader import SplitReader
 from databus.client.tables.table_reader import Range, TableAddress, TableReader
 from databus.common.checkpoint import Position
-from databus.common.errors import LogTooYoung, StoreError
+from databus.common.errors import DatabusError, LogTooYoung, StoreError
 from databus.common.frame.frame_format import Op, iter_frames, source_id
 from databus.common.frame.window_builder import WindowBuilder
 from tests.bootstrap import model
@@ -68,6 +69,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "FILE_BYTES", 900)
     monkeypatch.setattr(applier_module, "ROW_GROUP_BYTES", 300)
     monkeypatch.setattr(split_planner, "ROW_GROUP_BYTES", 300)
+    monkeypatch.setattr(split_planner, "LEAST_GROUPS", 1)
 
 
 @pytest.mark.parametrize("tail_bytes", [1 << 20, 0])
@@ -214,3 +216,23 @@ def read_bytes() -> int:
     """What this process has read from files."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+async def test_there_are_not_more_leases_than_appliers_can_read(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applier = begun(bench, tmp_path)
+    await asyncio.to_thread(apply, bench, applier)
+    monkeypatch.setattr(read_leases, "MOST_LEASES", 1)
+    requested = Range("state", None, bench.history.position, model.CLOCK)
+    assert await asyncio.to_thread(planned_splits, reader_of(bench), requested, 1)
+    with pytest.raises(StoreError, match="1 leases"):
+        await asyncio.to_thread(planned_splits, reader_of(bench), requested, 1)
+    (note,) = bench.store.folder.glob("readers-lease-*")
+    end_lease(bench, note.name.removeprefix("readers-lease-").removesuffix(".json"))
+    await asyncio.to_thread(apply, bench, applier)
+    assert not note.exists()
+    # A server of an earlier release has no such endpoint: the reader does not wait for it.
+    with pytest.raises(DatabusError) as refused:
+        await asyncio.to_thread(reader_of(bench).document, "no_splits", {})
+    assert not refused.value.retry

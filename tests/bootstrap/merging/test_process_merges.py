@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,29 @@ from databus.bootstrap.merging import process_merges
 from databus.bootstrap.merging.applier import Applier
 from databus.bootstrap.merging.process_merges import ProcessMerges
 from databus.bootstrap.processes.bootstrap_processes import run_applier
+from databus.bootstrap.reading.frame_ranges import FrameRange, state_from
+from databus.bootstrap.reading.split_planner import SplitRequest, plan_splits
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.bootstrap.runs.run_storage import LocalStorage
+from databus.client.splits.split_planning import PlannedSplit
+from databus.client.splits.split_reader import SplitReader
+from databus.client.tables.table_reader import Range, TableAddress, TableReader
 from databus.common import config as configuration
+from databus.common.checkpoint import Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import MissingDependency, StoreError
 from databus.common.frame.frame_format import iter_frames
-from tests.bootstrap.model import CLOCK, START, History, State, clustered, compact, state_of
+from tests.bootstrap.model import (
+    CLOCK,
+    SOURCES,
+    START,
+    History,
+    State,
+    clustered,
+    compact,
+    state_of,
+)
 from tests.support.s3_server import S3Server
 from tests.support.spark_session import spark_session
 from tests.support.waiting import PATIENCE, eventually_sync
@@ -72,6 +88,26 @@ def rows_of(store: Store) -> list[tuple[Any, ...]]:
     return found
 
 
+def read_from_files(store: Store, log: HotLog, at: Position) -> Iterator[bytes]:
+    """The frames of the state at the base's end, as readers get them that open its files."""
+    request = SplitRequest(clock=CLOCK, since=None, is_state=True, names=SOURCES, least=4)
+    plan = plan_splits(
+        store,
+        request,
+        lambda may_open: FrameRange(
+            store, log, state_from(at, None), at, every_change=False, may_open=may_open
+        ),
+    )
+    assert plan.files_end == plan.until == at
+    for split in plan.splits:
+        whole = Range("state", None, at, CLOCK)
+        planned = PlannedSplit(
+            split, whole, plan.storage, plan.lease, plan.lease_s, whole, b"", None
+        )
+        for table in SplitReader(TableReader(TableAddress("shop", split.source)), planned).tables():
+            yield from table.column("frame").to_pylist()
+
+
 @pytest.mark.parametrize("storage", ["folder", pytest.param("s3", marks=pytest.mark.slow)])
 def test_applies_give_what_one_compaction_of_everything_gives(
     storage: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +145,9 @@ def test_applies_give_what_one_compaction_of_everything_gives(
         assert [value for one in bases for value in one["frame"].to_pylist()] == expected
         assert store.check() == []
     assert kinds == {"base", "delta"} and len(bases) > 4
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+    assert sorted(read_from_files(store, log, base.stop)) == sorted(expected)
     assert state_of(store, log).rows == State().apply_all(blocks).rows
     assert list(scratch.iterdir()) == []
     log.close()

@@ -24,6 +24,8 @@ from databus.common.frame import frame_format
 
 SPLIT_BYTES = 192 << 20
 """Frame bytes of a split, at most: one file of a base, and the deltas after it."""
+LEAST_GROUPS = 4
+"""Row groups of a split of a part of a file, about: those at its borders are read twice."""
 MOST_BITS = 29
 """Longest bucket of a split: more ranges of hashes than that have no filter."""
 
@@ -51,7 +53,7 @@ def plan_splits(
     groups.
 
     Raises:
-        LogTooYoung, StoreError, TooManyRequests.
+        LogTooYoung, StoreError.
     """
     leases = ReadLeases(store.storage)
     lease = leases.take(request.since or ORIGIN)
@@ -110,7 +112,7 @@ def _splits(store: Store, request: SplitRequest, merged: Sequence[_Planned]) -> 
     if not any(files for _, files in merged):
         return
     total = sum(file.frame_bytes for _, files in merged for file in files)
-    most_bytes = max(ROW_GROUP_BYTES, min(SPLIT_BYTES, total // request.least + 1))
+    most_bytes = max(LEAST_GROUPS * ROW_GROUP_BYTES, min(SPLIT_BYTES, total // request.least + 1))
     for name in request.names:
         number = frame_format.source_id(name)
         files = [

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from databus.bootstrap.runs.open_readers import PREFIX, STALE_S, SWITCH_S, reader_note
 from databus.bootstrap.runs.run_storage import Storage
 from databus.common.checkpoint import Position, decode_position
-from databus.common.errors import BadCheckpoint, LeaseExpired, TooManyRequests
+from databus.common.errors import BadCheckpoint, LeaseExpired, StoreError
 
 LEASE_S = STALE_S
 """How long a lease holds after it was taken or renewed."""
@@ -43,12 +43,13 @@ class ReadLeases:
         """A new lease, to be taken before the manifest is read; its id.
 
         Raises:
-            TooManyRequests: there are ``MOST_LEASES``.
+            StoreError: there are ``MOST_LEASES``.
         """
         if len(self._storage.note_names(f"{PREFIX}lease-")) >= MOST_LEASES:
-            raise TooManyRequests(
-                f"{self._storage.url} has {MOST_LEASES} leases of readers; try again later",
-                retry_after_s=LEASE_S / 10,
+            # Not TooManyRequests: a reader can read over HTTP, and need not wait.
+            raise StoreError(
+                f"{self._storage.url} has {MOST_LEASES} leases of readers, the most that are held "
+                "at once; read over HTTP, or try again in some minutes"
             )
         lease, now_s = uuid.uuid4().hex, self._now_s()
         self._storage.write_note(_name(lease), reader_note(now_s, now_s - SWITCH_S, position))
