@@ -56,6 +56,8 @@ class LocalRelay:
     ) -> None:
         if config.relay is None:
             raise ConfigError("the configuration has no [relay] section")
+        if config.cluster is not None:
+            raise ConfigError("a relay of a [cluster] has processes: run databus relay -c FILE")
         self.config = config
         self.relay_config = config.relay
         self.url = ""

@@ -52,7 +52,8 @@ class ResponseBody:
         self.prev = _position(answer.headers.get("Databus-Prev"))
         self.newest = _position(answer.headers.get("Databus-Max"))
         self.start = _position(answer.headers.get("Databus-Start"))
-        self.epoch = int(answer.headers.get("Databus-Epoch", "0"))
+        epoch = answer.headers.get("Databus-Epoch", "")
+        self.epoch = int(epoch) if epoch.isdecimal() else 0
         self.is_ahead = answer.headers.get("Databus-Ahead") == "true"
         self._answer = answer
         self._read_bytes = read_bytes

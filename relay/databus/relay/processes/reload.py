@@ -58,6 +58,10 @@ def changes(old: Config, new: Config) -> ConfigChanges:
             f"[relay] {', '.join(fixed)} cannot change while the relay runs: restart it; "
             f"nothing is changed"
         )
+    if old.cluster != new.cluster:
+        raise ConfigError(
+            "[cluster] cannot change while the relay runs: restart it; nothing is changed"
+        )
     known = {database.name: database for database in old.database}
     names = {database.name for database in new.database}
     return ConfigChanges(

@@ -111,7 +111,8 @@ class Following:
     def __init__(self, url: str, answer: PeerAnswer) -> None:
         self.url = url
         self.clock = answer.headers.get("Databus-Clock", "")
-        self.epoch = int(answer.headers.get("Databus-Epoch", "0"))
+        epoch = answer.headers.get("Databus-Epoch", "")
+        self.epoch = int(epoch) if epoch.isdecimal() else 0
         self.prev = _position(url, answer.headers.get("Databus-Prev"))
         self.newest = _position(url, answer.headers.get("Databus-Max"))
         self.was_heard = False
