@@ -6,6 +6,8 @@ The table is suspended by name and resynchronised, and its consumers end with th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +34,33 @@ def config_of(database: FreshDatabase, **options: Any) -> DatabaseConfig:
 
 def differing(database: FreshDatabase, replica: RingReplica, source: str = SOURCE) -> list[str]:
     """Where a consumer's copy of a table is not what the source has."""
+    return differing_tables(database, replica, [source]).get(source, [])
+
+
+def differing_tables(
+    database: FreshDatabase, replica: RingReplica, sources: Iterable[str]
+) -> dict[str, list[str]]:
+    """Where copies are not what the source has, by table; all are read in one session."""
     replica.read()
-    schema, _, table = source.partition(".")
-    # A generated column is in no row of the stream.
-    names = [
-        name
-        for (name,) in database.execute(
-            "SELECT attname::text FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 "
-            "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum", source,
-        )
-    ]  # fmt: skip
-    rows = database.execute(f"SELECT {', '.join(names)} FROM {schema}.{table}")
-    held = replica.tables.get(source, Table())
-    key = held.schema.key if held.schema is not None else ()
-    return differences(names, list(key), [dict(zip(names, row, strict=True)) for row in rows], held)
+    found = {}
+    with contextlib.closing(database.server.connect(database.name)) as session:
+        for source in sources:
+            # A generated column is in no row of the stream.
+            names = [
+                name
+                for (name,) in session.execute(
+                    "SELECT attname::text FROM pg_attribute WHERE attrelid = %s::regclass "
+                    "AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
+                    (source,),
+                )
+            ]
+            rows = session.execute(f"SELECT {', '.join(names)} FROM {source}")
+            held = replica.tables.get(source, Table())
+            key = held.schema.key if held.schema is not None else ()
+            has = [dict(zip(names, row, strict=True)) for row in rows]
+            if unlike := differences(names, list(key), has, held):
+                found[source] = unlike
+    return found
 
 
 def is_followed(replica: RingReplica, source: str = SOURCE) -> bool:
@@ -244,8 +259,7 @@ async def test_every_definition_that_changes_old_rows_suspends_and_no_other_does
         run(db, name, made)
 
     def unequal() -> dict[str, list[str]]:
-        found = {name: differing(db, replica, f"public.{name}") for name in cases}
-        return {name: unlike for name, unlike in found.items() if unlike}
+        return differing_tables(db, replica, [f"public.{name}" for name in cases])
 
     async def is_all_equal() -> bool:
         # In a thread: some seconds in which the fetcher, in this loop, has to continue.
