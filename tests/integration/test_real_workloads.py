@@ -53,7 +53,7 @@ class History(Consumer):
 
     def __init__(self) -> None:
         self.events: dict[tuple[int, int], tuple[str, str, Any, Any]] = {}
-        self.last = (-1, -1)
+        self.last = self._compared = (-1, -1)
 
     def onDataEvent(self, event: Event) -> None:
         position = (event.position.scn, event.position.seq)
@@ -79,6 +79,11 @@ class History(Consumer):
             else:
                 rows[key] = row
         return found
+
+    def becomes(self, expected: Tables, scn: int) -> bool:
+        """Whether the tables are these; compared again only after further events."""
+        before, self._compared = self._compared, self.last
+        return before != self.last and self.tables(scn) == expected
 
 
 class Pipeline:
@@ -239,7 +244,7 @@ async def test_stream_bootstrap_and_consumers_are_the_source_at_ten_moments_and_
                 pipeline.start_consumer("late")
             end = await asyncio.to_thread(load.last_snapshot)
             await eventually(
-                lambda: serving.done() or history.tables(end.scn) == end.tables, 120, poll_s=0.5
+                lambda: serving.done() or history.becomes(end.tables, end.scn), 120, poll_s=0.2
             )
             await asyncio.to_thread(follow, pipeline, snapshots, end)
         finally:
