@@ -112,7 +112,7 @@ def main() -> None:
         parser.add_argument("--file-rows", type=int, default=250_000)
 
     run = start("fig_mirror_cost", __doc__, more)
-    sizes = [2_000, 8_000] if run.smoke else numbers(run.options.sizes)
+    sizes = [2_000] if run.smoke else numbers(run.options.sizes)
     count = 200 if run.smoke else run.options.changes
     file_rows = 500 if run.smoke else run.options.file_rows
     report = Report(run, "seconds a merge", "s", {"changes": count, "file_rows": file_rows})

@@ -3,8 +3,8 @@
 A module has a command's arguments and help, and calls its implementation: ``relay_command``,
 ``bootstrap_command`` (and apply), ``check_command`` (check, doctor), ``tail_command`` (and schema),
 ``sink_command``, ``dump_command``, ``status_command`` (status, resync), ``init_command`` (init,
-token), ``verify_command``, ``runs_command``, ``export_command`` (export,
-mirror), ``checkpoint_command``, ``deadletters_command``, ``inspect_command``, ``demo_command``.
+token), ``verify_command``, ``runs_command``, ``export_command`` (export, mirror),
+``checkpoint_command``, ``deadletters_command``, ``inspect_command``, ``demo_command``.
 
 Imported by ``main``.  A command imports the rooms when it runs, so that ``--help`` is quick.
 """
