@@ -165,6 +165,7 @@ async def test_every_statement_runs_the_servers_own_functions_only(db: FreshData
         assert found or not has_inspector
         db.execute("ALTER TABLE public.plain DROP CONSTRAINT plain_pkey")
         await source._publish()
+        await known.end_reader()
         await known.drop_slot()
     log = " ".join(db.server.log_path.read_text(errors="replace")[since:].split())
     unsent = {text for text in statements() if text not in log}

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from databus.cli.demo.private_servers import free_port
 from databus.client.sinks import SinkBatch, SinkContext, SinkProcess, SinkRoutes, TroubledSink
 from databus.client.sinks.redis.redis_rows import hash_key, keys_pattern, text_of
 from databus.client.sinks.redis.redis_sink import RedisSink
@@ -260,6 +261,22 @@ def test_a_second_process_takes_over_and_the_first_one_is_refused(
     second.close()
 
 
+def test_a_checkpoint_that_the_server_has_touched_itself_is_committed_at_the_next_attempt(
+    redis_server: RedisServer,
+) -> None:
+    """A server that reads its file after a restart writes the keys that are watched."""
+    sink, _ = opened(config_of(redis_server, "streams"))
+    sink.commit(at(1))
+    sink._begun()
+    redis_server.ask("HSET", "databus:copy:checkpoint", "note", "touched")
+    with pytest.raises(SinkUnavailable, match="was written meanwhile"):
+        sink.commit(at(2))
+    sink.rollback()
+    sink.commit(at(2))
+    assert stored(redis_server) == at(2)
+    sink.close()
+
+
 def test_a_checkpoint_is_not_stored_if_a_command_before_it_failed(
     redis_server: RedisServer,
 ) -> None:
@@ -418,7 +435,8 @@ async def test_a_cluster_needs_one_slot(
     scripted: StartServer, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     server = await scripted(window(1, ("c", ORDERS, 7, "new")))
-    cluster = RedisServer(tmp_path / "cluster", "--cluster-enabled", "yes")
+    bus = ("--cluster-port", str(free_port()))
+    cluster = RedisServer(tmp_path / "cluster", "--cluster-enabled", "yes", *bus)
     try:
         config = config_of(cluster, "hashes", server.url)
         with pytest.raises(SinkUnavailable, match="Hash slot not served"):

@@ -382,9 +382,16 @@ class Fetcher:
                 self.status.enter(FetcherState.STREAMING)
 
     def followed(self, follower: str, position: Position) -> dict[str, Any]:
-        """A follower of this leader has everything up to ``position`` on disk."""
+        """A follower of this leader has everything up to ``position`` on disk.
+
+        Returns the range of the ring.
+
+        Raises:
+            ServerUnavailable: there is no ring yet.
+        """
         self._term.followed(follower, position)
-        return {}
+        state = self._made_intake.ring.state
+        return {"prev": state.prev.to_json(), "max": state.max.to_json()}
 
     def resume_document(self) -> dict[str, Any]:
         """What a follower would need to resume in our place, and as of which position.
@@ -392,13 +399,18 @@ class Fetcher:
         Raises:
             ServerUnavailable: there is no stream yet.
         """
-        if self.intake is None:
-            raise ServerUnavailable(f"the ring of {self.config.name} is not made yet")
+        intake = self._made_intake
         state = self._durability.resume_text()
         if not state:
             state = (read_document(self.folder.resume_state) or b"").decode()
         term = {"epoch": self._term.epoch, "leader": self._term.leader}
-        return {"at": self.intake.complete.to_json(), "state": state, **term}
+        return {"at": intake.complete.to_json(), "state": state, **term}
+
+    @property
+    def _made_intake(self) -> Intake:
+        if self.intake is None:
+            raise ServerUnavailable(f"the ring of {self.config.name} is not made yet")
+        return self.intake
 
     def release(self, position: Position) -> dict[str, Any]:
         """In block mode: the ring's reader has everything up to ``position``.

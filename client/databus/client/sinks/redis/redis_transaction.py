@@ -92,13 +92,18 @@ class RedisTransactions:
 
         Raises:
             CheckpointMoved: another process has claimed the checkpoint.
-            SinkUnavailable: the answer was lost, or a script failed.
+            SinkUnavailable: the answer was lost, a script failed, or the key was written although
+                this process still owns it, as by a server that was loading its file at ``begin``.
         """
         self._queue("EVAL", COMMIT, 1, self.key, self._script_count, encode(checkpoint))
         with as_ours("committing"):
             answers = self._client.execute_command("EXEC")
         self.is_open = False
         if answers is None:
+            with as_ours("committing"):
+                is_ours = self._read().owner == self._owner
+            if is_ours:
+                raise SinkUnavailable(f"committing: {self.key} was written meanwhile; once more")
             raise CheckpointMoved(f"another process has changed the checkpoint {self.key}")
         failed = [one for one in answers if isinstance(one, Exception)]
         if failed:
