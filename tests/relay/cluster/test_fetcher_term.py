@@ -72,7 +72,8 @@ async def test_the_source_is_acknowledged_up_to_what_a_follower_has_on_disk(
         await fetcher.make_durable()
         assert acked(database) <= 0
         report = {"scn": 3, "seq": 0, "follower": "relay-b"}
-        assert await ask(tmp_path, "POST", "/release", report) == (200, {})
+        status, span = await ask(tmp_path, "POST", "/release", report)
+        assert (status, span["prev"]["scn"], span["max"]["scn"]) == (200, 0, 5)
         await eventually(lambda: acked(database) == 2)
         complete = opened(fetcher).complete
         await ask(tmp_path, "POST", "/release", {**complete.to_json(), "follower": "relay-b"})
