@@ -48,7 +48,7 @@ class ClusterConfig(Section):
     Example: name = "orders" """
 
     relay: str = Field(pattern=_NAME)
-    """Name of this relay in the cluster. A restarted relay keeps its name.
+    """Name of this relay in the cluster. A relay has the same name after a restart.
     Example: relay = "relay-a" """
 
     address: Annotated[str, BeforeValidator(_address)]

@@ -1,4 +1,4 @@
-"""Keeps tables of the lake equal to their sources, with Spark: what ``databus mirror`` runs.
+"""Makes tables of the lake equal to their sources, with Spark: what ``databus mirror`` runs.
 
 A pass brings every table of a database up to one position: the bootstrap server's newest.  A
 table's own commit holds the position that it stands at, and the next pass reads the changes from

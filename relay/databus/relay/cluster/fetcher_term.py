@@ -74,7 +74,7 @@ class FetcherTerm:
         for dump in dumps:
             if dump.state in ACTIVE or dump.state == DumpState.PAUSED:
                 dump.state = DumpState.CANCELLED
-                _log.warning("dump %s ends: this relay leads no longer, or anew", dump.id)
+                _log.warning("dump %s ends: the term in which it began has ended", dump.id)
         for record in tables:
             record.cure = ""
             if record.state == CaptureState.RESYNCHRONISING or record.dump:

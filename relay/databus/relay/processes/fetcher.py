@@ -224,7 +224,7 @@ class Fetcher:
         """At a follower whose position the leader has no longer: begin with the leader's ring."""
         intake, self.intake = self.intake, None
         if intake is not None:
-            _log.warning("%s: the ring begins again: %s", self.config.name, error.message)
+            _log.warning("%s: the ring is made again: %s", self.config.name, error.message)
             intake.ring.close()
             for name in (RING_NAME, INDEX_NAME):
                 (self.folder.path / name).unlink(missing_ok=True)

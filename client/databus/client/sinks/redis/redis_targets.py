@@ -105,6 +105,6 @@ class RedisTargets:
             short, long = sorted((target, other), key=len)
             if long.startswith(f"{short}:"):
                 raise ConfigError(
-                    f"keys of the targets {short!r} and {long!r} cannot be told apart: choose "
+                    f"keys of the targets {short!r} and {long!r} look the same: choose "
                     "targets of which none is the beginning of another"
                 )

@@ -71,7 +71,7 @@ class RedisTransactions:
             found = self._read()
             if found.owner != self._owner:
                 raise CheckpointMoved(
-                    f"the checkpoint {self.key} was taken over by {found.owner or 'nobody'}"
+                    f"the checkpoint {self.key} was taken over by {found.owner or 'no process'}"
                 )
             client.execute_command("MULTI")
         self.is_open, self._script_count = True, 0
