@@ -140,8 +140,8 @@ def measure_all(
             samples = measure_in_turns(
                 run,
                 {
-                    "mirror": lambda one=tables[0]: one.mirror(shape),  # type: ignore[misc]  # noqa: B023
-                    "deltalake": lambda one=tables[1]: one.deltalake(shape),  # type: ignore[misc]  # noqa: B023
+                    "mirror": partial(tables[0].mirror, shape),
+                    "deltalake": partial(tables[1].deltalake, shape),
                 },
             )
             for by, table in zip(samples, tables, strict=True):

@@ -44,7 +44,7 @@ class Place(ABC):
     @property
     def url(self) -> str:
         """Where the mirror is, of a database."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is no database")
 
     @property
     def section(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from databus.client.sinks import Sink, SinkBatch, SinkProcess, TroubledSink
 from databus.client.sinks.sql.sql_mirror import SqlMirror
 from databus.client.sinks.sql.sqlite_target import SqliteTarget
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import ConsumerFailed, RowRefused, SinkRefused
+from databus.common.errors import ConfigError, ConsumerFailed, RowRefused, SinkRefused
 from tests.client.conftest import StartServer
 from tests.client.delivery.test_dispatch_modes import workload
 from tests.client.shop import ITEMS, ORDERS, orders, window
@@ -174,3 +174,16 @@ async def test_a_refusal_of_the_commit_is_no_row(scripted: StartServer, tmp_path
     config = sink_config(server.url, data_dir=str(tmp_path), **SET_ASIDE)
     with pytest.raises(SinkRefused, match="at the commit, so the row is not known"):
         await Watched(config, TroubledSink(Deferred(lambda row: False, 0))).until_scn(1)
+
+
+async def test_a_sink_without_a_method_stops_with_its_name(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    class WithoutCommit(Sink):
+        def write(self, batch: SinkBatch) -> None:
+            """It forgets the rows."""
+
+    server = await scripted(orders(1, 1))
+    config = sink_config(server.url, data_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"WithoutCommit has no method commit\(checkpoint\)"):
+        await Watched(config, WithoutCommit()).until_scn(1)

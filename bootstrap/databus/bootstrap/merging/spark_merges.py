@@ -69,8 +69,7 @@ _LEAST = -(2**63)
 
 # Workers need not have this package, and a namespace package does not import from a zip.
 for _module in (bucket_merge, clustered_files, partial_rows, spark_tasks):
-    # PySpark's copy of cloudpickle has no types.
-    cloudpickle.register_pickle_by_value(_module)  # type: ignore[no-untyped-call]
+    cloudpickle.register_pickle_by_value(_module)  # type: ignore[no-untyped-call]  # has no types
 
 
 def start_spark(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from databus.common.checkpoint import Checkpoint
+from databus.common.errors import ConfigError
 from databus.common.table_state import TableState
 
 if TYPE_CHECKING:
@@ -80,11 +81,13 @@ class Sink:
 
     def write(self, batch: SinkBatch) -> Awaitable[None] | None:
         """Write the rows; they need not be durable yet."""
-        raise NotImplementedError
+        raise ConfigError(f"{type(self).__name__} has no method write(batch); a sink needs one")
 
     def commit(self, checkpoint: Checkpoint) -> Awaitable[None] | None:
         """Make durable what was written so far, and all of it or nothing if the sink can."""
-        raise NotImplementedError
+        raise ConfigError(
+            f"{type(self).__name__} has no method commit(checkpoint); a sink needs one"
+        )
 
     def rollback(self) -> Awaitable[None] | None:
         """Discard what was written since the last ``commit``, as far as the sink can."""
