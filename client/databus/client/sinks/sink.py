@@ -81,7 +81,7 @@ class Sink:
 
     def write(self, batch: SinkBatch) -> Awaitable[None] | None:
         """Write the rows; they need not be durable yet."""
-        raise ConfigError(f"{type(self).__name__} has no method write(batch); a sink needs one")
+        raise ConfigError(f"{type(self).__name__} has no method write(batch)")
 
     def commit(self, checkpoint: Checkpoint) -> Awaitable[None] | None:
         """Make durable what was written so far, and all of it or nothing if the sink can."""
