@@ -21,6 +21,8 @@ mkdir -p "$work"/{state/lists/partial,cache/archives/partial,root}
 own=(
     -qq
     -o Dir::State="$work/state" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$work/cache"
+    # Nothing is installed: it needs no lock of dpkg's, which an installation beside it may hold.
+    -o Debug::NoLocking=true
     -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::PDiffs=false
     -o Acquire::Retries=2 -o Acquire::http::Timeout=20
 )

@@ -127,7 +127,7 @@ apt() {
     local log outcome=0
     log=$(mktemp)
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l \
-        apt-get -y -qq -o Dpkg::Use-Pty=0 "$@" >"$log" 2>&1 || outcome=$?
+        apt-get -y -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >"$log" 2>&1 || outcome=$?
     [ "$outcome" -eq 0 ] || tail -n 40 "$log" >&2
     rm -f "$log"
     return "$outcome"
@@ -275,20 +275,20 @@ fetch_optional() {
         sysbench)
             has_program sysbench || { become_root &&
                 optional sysbench "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
-                    'apt-get -qq update; apt-get -y -qq install --no-install-recommends sysbench'; } ||
+                    'apt-get -qq update; apt-get -y -qq -o DPkg::Lock::Timeout=60 install --no-install-recommends sysbench'; } ||
                 true
             ;;
         percona)
             has_program pt-online-schema-change || { become_root &&
                 optional percona "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
-                    'apt-get -qq update; apt-get -y -qq install --no-install-recommends percona-toolkit'; } ||
+                    'apt-get -qq update; apt-get -y -qq -o DPkg::Lock::Timeout=60 install --no-install-recommends percona-toolkit'; } ||
                 true
             ;;
         chromium)
             # Only the download has a limit: dpkg must not end in the middle.
             has_program chromium || { become_root &&
                 optional chromium "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
-                    'apt-get -qq update; apt-get -y -qq install --no-install-recommends -d chromium' &&
+                    'apt-get -qq update; apt-get -y -qq -o DPkg::Lock::Timeout=60 install --no-install-recommends -d chromium' &&
                 apt install --no-install-recommends --no-download chromium 2>/dev/null; } || true
             ;;
         esac
