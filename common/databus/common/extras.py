@@ -6,6 +6,7 @@ needs which package; pyproject.toml lists the packages of each extra.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -37,15 +38,30 @@ def require_extra(extra: str) -> None:
         raise missing_extra(extra, absent)
 
 
-def missing_extra(extra: str, packages: list[str]) -> MissingDependency:
+def missing_extra(extra: str, packages: list[str], needed_by: str = "") -> MissingDependency:
     """The error for an extra some of whose packages, these, are not installed."""
-    are = "is" if len(packages) == 1 else "are"
+    is_one = len(packages) == 1
+    needs = f"; {needed_by} needs {'it' if is_one else 'them'}" if needed_by else ""
     return MissingDependency(
-        f"{', '.join(packages)} {are} not installed. "
+        f"{', '.join(packages)} {'is' if is_one else 'are'} not installed{needs}. "
         f"Install the extra that has it: pip install '{DISTRIBUTION}[{extra}]'",
         extra=extra,
         packages=packages,
     )
+
+
+@contextlib.contextmanager
+def imports_of_extra(extra: str, *, needed_by: str, package: str = "") -> Iterator[None]:
+    """Imports in the block, of a package that an extra has.
+
+    Raises:
+        MissingDependency: it is not installed.  The error names package, extra and ``needed_by``.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = package or (error.name or "a package").partition(".")[0]
+        raise missing_extra(extra, [missing], needed_by) from error
 
 
 def extra_of(module: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -105,10 +106,18 @@ def test_a_file_that_cannot_be_replaced_raises(tmp_path: Path) -> None:
 def test_a_short_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileCheckpoints(tmp_path / "cp")
     store.save(at(1))
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:-5]))
-    with pytest.raises(StoreError, match="bytes written"):
+    write, written = os.write, []
+
+    def on_a_full_disk(descriptor: int, data: memoryview) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(write(descriptor, data[:-5]))
+        return written[0]
+
+    monkeypatch.setattr(os, "write", on_a_full_disk)
+    with pytest.raises(StoreError, match="No space left"):
         store.save(at(2))
+    assert written
     monkeypatch.undo()
     store.close()
     assert store.load() == at(1)

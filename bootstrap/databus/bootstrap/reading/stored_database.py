@@ -26,10 +26,9 @@ from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.open_readers import OpenReaders
 from databus.bootstrap.runs.open_run import FileSlot
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
-from databus.common.errors import FormatError, LogTooYoung, NotSeeded, StoreError, UnknownSource
-from databus.common.filters.stream_filter import StreamFilter, matches, matching_ids
+from databus.common.errors import FormatError, LogTooYoung, NotSeeded, StoreError
+from databus.common.filters.stream_filter import StreamFilter, matching_ids, require_sources
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
-from databus.common.spelling import nearest
 
 STALE_WRITER_S = 30.0
 
@@ -148,27 +147,8 @@ class StoredDatabase:
     def require_sources(
         self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None
     ) -> list[str]:
-        """The known sources that match; all of them without patterns.
-
-        With ``granted``, no other source is known to the caller.
-
-        Raises:
-            UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
-                While no source is known yet, every pattern may still match later.
-        """
-        known = self.source_names()
-        if granted is not None:
-            known = [name for name in known if matches(name, granted)]
-        found = [name for name in known if not patterns or matches(name, patterns)]
-        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
-        for pattern in [*plain, *(() if found else patterns)]:
-            if known and pattern not in known:
-                raise UnknownSource(
-                    f"{self.name} has no source {pattern!r}{nearest(pattern, known)}",
-                    database=self.name,
-                    source=pattern,
-                )
-        return found
+        """The known sources that match, or UnknownSource; see ``stream_filter.require_sources``."""
+        return require_sources(self.name, self.source_names(), patterns, granted)
 
     def require_seeded(
         self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None

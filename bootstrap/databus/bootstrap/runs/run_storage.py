@@ -22,6 +22,7 @@ import pyarrow as pa
 from databus.bootstrap.runs import failpoints
 from databus.common.errors import StoreBusy, StoreError
 from databus.common.private import make_folder, private_opener
+from databus.common.storage.durable_files import sync_path
 
 MANIFEST = "manifest.json"
 RUNS = "runs"
@@ -150,11 +151,7 @@ def _refusals(path: Path) -> Iterator[None]:
 def sync_folder(folder: Path, names: list[str]) -> None:
     """Make files and their entries in the folder durable."""
     for name in (*names, "."):
-        descriptor = os.open(folder / name, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(folder / name)
 
 
 class LocalFiles:

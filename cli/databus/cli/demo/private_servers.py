@@ -28,6 +28,7 @@ from urllib.parse import quote
 
 from databus.cli.demo.guardian import Guardian
 from databus.common.errors import MissingDependency, SourceUnavailable
+from databus.common.extras import imports_of_extra
 from databus.relay.sources.tls_contexts import client_context
 
 USER = "databus"
@@ -321,12 +322,8 @@ class MariaDBServer(PrivateServer):
         return f"mariadb://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{quote(database)}"
 
     def connect(self, database: str | None = None) -> Any:
-        try:
+        with imports_of_extra("demo", package="pymysql", needed_by="the demo's MariaDB"):
             import pymysql
-        except ImportError as error:
-            raise MissingDependency(
-                "pymysql is not installed; pip install 'databus-cdc[demo]'"
-            ) from error
         return pymysql.connect(
             host="127.0.0.1",
             port=self.port,
@@ -456,12 +453,8 @@ class PostgresServer(PrivateServer):
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{quote(database)}"
 
     def connect(self, database: str | None = None) -> Any:
-        try:
+        with imports_of_extra("demo", package="psycopg", needed_by="the demo's PostgreSQL"):
             import psycopg
-        except ImportError as error:
-            raise MissingDependency(
-                "psycopg is not installed; pip install 'databus-cdc[demo]'"
-            ) from error
         return psycopg.connect(self.url(database or "postgres"), autocommit=True)
 
     def create_database(self, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -15,8 +14,10 @@ from typing import Any, Protocol
 import google_crc32c
 
 from databus.common.checkpoint import Checkpoint, decode, encode
-from databus.common.errors import BadCheckpoint, MissingDependency, StoreBusy, StoreError
+from databus.common.errors import BadCheckpoint, StoreBusy, StoreError
+from databus.common.extras import imports_of_extra
 from databus.common.private import make_folder
+from databus.common.storage.durable_files import replace_file
 from databus.common.storage.lmdb_file import SizeGuard, check_lmdb
 
 log = logging.getLogger("databus.client")
@@ -117,23 +118,7 @@ class FileCheckpoints:
         assert self._lines is not None
         text = encode(checkpoint).encode()
         lines = [*self._lines, b"%08x " % google_crc32c.value(text) + text][-self._history :]
-        temporary = self.path.with_name(self.path.name + ".new")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                text_file = b"\n".join(lines) + b"\n"
-                written = os.write(descriptor, text_file)
-                if written != len(text_file):
-                    raise OSError(errno.ENOSPC, f"{written} of {len(text_file)} bytes written")
-                if self._sync:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            temporary.replace(self.path)
-            if self._sync:
-                _sync_folder(self.path.parent)
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        replace_file(self.path, b"\n".join(lines) + b"\n", durable=self._sync)
         self._lines = lines
 
     def close(self) -> None:
@@ -189,14 +174,6 @@ def _parse_line(line: bytes) -> Checkpoint | None:
         return None
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class LmdbCheckpoints:
     """Checkpoints of many consumers in one LMDB environment, each under its name.
 
@@ -207,12 +184,8 @@ class LmdbCheckpoints:
     """
 
     def __init__(self, folder: str | Path, name: str) -> None:
-        try:
+        with imports_of_extra("bootstrap", package="lmdb", needed_by="LmdbCheckpoints"):
             import lmdb
-        except ImportError as error:
-            raise MissingDependency(
-                "LmdbCheckpoints needs lmdb: pip install 'databus-cdc[bootstrap]'"
-            ) from error
         self._folder, self._name = Path(folder), name.encode()
         self._lmdb: Any = lmdb
         self._store: Any = None

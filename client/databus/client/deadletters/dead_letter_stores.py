@@ -16,6 +16,7 @@ from databus.client.checkpoints.database_steps import paramstyle_of, row_values
 from databus.client.deadletters.dead_letter import DeadLetter
 from databus.common.errors import DatabusError, FormatError, StoreBusy, StoreError
 from databus.common.private import make_folder
+from databus.common.storage.durable_files import replace_file, sync_path
 
 _PART_CHARACTERS = 60_000
 _DDL = """\
@@ -99,7 +100,7 @@ class FileDeadLetters:
                 file.write(b"".join(map(_line, letters)))
                 file.flush()
                 os.fsync(file.fileno())
-            _sync_folder(self.path.parent)
+            sync_path(self.path.parent)
 
     def all(self) -> list[DeadLetter]:
         """All letters, by position."""
@@ -111,14 +112,7 @@ class FileDeadLetters:
         gone = {one.position for one in letters}
         with self._using():
             kept = [one for one in self._all() if one.position not in gone]
-            temporary = self.path.with_name(self.path.name + ".new")
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(b"".join(map(_line, kept)))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-            _sync_folder(self.path.parent)
+            replace_file(self.path, b"".join(map(_line, kept)))
 
     def close(self) -> None:
         """Unlock the file for other processes."""
@@ -261,11 +255,3 @@ def _line(letter: DeadLetter) -> bytes:
 def _place(letter: DeadLetter) -> str:
     """The position as text that sorts as positions do."""
     return f"{letter.scn:020d}:{letter.seq:010d}"
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,9 +13,16 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from databus.client.exports.delta_table import DeltaLakeTable
-from databus.client.exports.lake_files import FileCommit, FilePlace, LakeFile, Layout, NewFile
+from databus.client.exports.lake_files import (
+    FileCommit,
+    FilePlace,
+    LakeFile,
+    Layout,
+    NewFile,
+    other_rows,
+)
 from databus.client.exports.table_export import ExportMark
-from databus.common.errors import StoreBusy, UnsupportedChange
+from databus.common.errors import StoreBusy
 
 
 class DeltaFiles:
@@ -55,10 +62,7 @@ class DeltaFiles:
         found = self._table.mark()
         table = self._open() if found is None else None
         if table is not None and table.count():
-            raise UnsupportedChange(
-                f"{self._location} is a Delta table with rows and without the position of this "
-                "stream; a mirror would replace them: move it away, or choose another --to"
-            )
+            raise other_rows(f"the Delta table {self._location}")
         return found
 
     def schema(self) -> Any:

@@ -19,9 +19,16 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
 from databus.client.exports.iceberg_table import IcebergTable, mark_properties, reshape
-from databus.client.exports.lake_files import FileCommit, FilePlace, LakeFile, Layout, NewFile
+from databus.client.exports.lake_files import (
+    FileCommit,
+    FilePlace,
+    LakeFile,
+    Layout,
+    NewFile,
+    other_rows,
+)
 from databus.client.exports.table_export import ExportMark
-from databus.common.errors import StoreBusy, UnsupportedChange
+from databus.common.errors import StoreBusy
 
 
 class IcebergFiles:
@@ -62,10 +69,7 @@ class IcebergFiles:
         found = self._table.mark()
         table = self._open() if found is None else None
         if table is not None and table.current_snapshot() is not None:
-            raise UnsupportedChange(
-                f"{'.'.join(self._name)} is an Iceberg table with rows and without the position "
-                "of this stream; a mirror would replace them: rename it, or choose another --to"
-            )
+            raise other_rows(f"the Iceberg table {'.'.join(self._name)}")
         return found
 
     def schema(self) -> Any:

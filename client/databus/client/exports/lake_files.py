@@ -229,6 +229,14 @@ class FileCommit(Protocol):
         """
 
 
+def other_rows(table: str) -> UnsupportedChange:
+    """The error for a table with rows that no export or mirror of this stream has written."""
+    return UnsupportedChange(
+        f"{table} has rows and not the position of this stream; a mirror would replace them: "
+        "move it away, rename it, or choose another --to"
+    )
+
+
 class FileTable(Protocol):
     """One table of a format, as files.
 

@@ -22,6 +22,7 @@ from pyarrow.fs import LocalFileSystem
 
 from databus.common.errors import StoreBusy, StoreError
 from databus.common.storage.bucket import Bucket
+from databus.common.storage.durable_files import sync_path
 
 NOTE_NAME = "_databus.json"
 LOCK_NAME = "_databus.lock"
@@ -134,14 +135,14 @@ class _NewFolder:
     def settle(self, note: Mapping[str, Any]) -> None:
         (self._folder / NOTE_NAME).write_text(json.dumps(note))
         for path in [*self._folder.iterdir(), self._folder]:
-            _sync(path)
+            sync_path(path)
 
     def commit(self) -> None:
         link = self._link.with_name("current.new")
         link.unlink(missing_ok=True)
         link.symlink_to(self._folder.name)
         link.rename(self._link)
-        _sync(self._link.parent)
+        sync_path(self._link.parent)
         self._lock.release()
 
 
@@ -158,14 +159,6 @@ class _Lock:
             raise StoreBusy(
                 f"another export is writing {folder}; there can be only one at a time: run it again"
             ) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class S3Versions:

@@ -7,14 +7,10 @@ from typing import Any
 
 from databus.client.client import DatabusClient
 from databus.client.observing.client_metrics import CLIENT_METRICS, ClientMetric
-from databus.common.errors import MissingDependency
+from databus.common.extras import imports_of_extra
 
-try:
+with imports_of_extra("observe", package="opentelemetry-api", needed_by="observe_clients"):
     from opentelemetry import metrics
-except ImportError as error:
-    raise MissingDependency(
-        "metrics for OpenTelemetry need its API: pip install 'databus-cdc[observe]'"
-    ) from error
 
 
 def observe_clients(*clients: DatabusClient, meter: metrics.Meter | None = None) -> None:

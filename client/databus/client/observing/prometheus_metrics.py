@@ -12,15 +12,11 @@ from databus.client.observing.client_metrics import (
     ClientMetric,
     GroupMetric,
 )
-from databus.common.errors import MissingDependency
+from databus.common.extras import imports_of_extra
 
-try:
+with imports_of_extra("observe", package="prometheus-client", needed_by="ClientCollector"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ImportError as error:
-    raise MissingDependency(
-        "metrics for Prometheus need prometheus_client: pip install 'databus-cdc[observe]'"
-    ) from error
 
 _LABELS = ("database", "client")
 _GROUP_LABELS = ("group", "member")

@@ -10,14 +10,10 @@ from typing import Any
 from databus.client.application.consumer import Consumer
 from databus.client.application.events import Window
 from databus.client.tables.data_batch import DataBatch
-from databus.common.errors import MissingDependency
+from databus.common.extras import imports_of_extra
 
-try:
+with imports_of_extra("observe", package="opentelemetry-api", needed_by="a traced consumer"):
     from opentelemetry import context, trace
-except ImportError as error:
-    raise MissingDependency(
-        "traces need OpenTelemetry's API: pip install 'databus-cdc[observe]'"
-    ) from error
 
 _CALLBACKS = tuple(name for name in vars(Consumer) if name.startswith("on"))
 

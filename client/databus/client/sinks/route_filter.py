@@ -6,7 +6,8 @@ An update that brings a row in is an insert there, and one that takes it out is 
 from __future__ import annotations
 
 from databus.client.sinks.sink_batch import SinkRow
-from databus.common.errors import BadFilter, ConfigError, MissingDependency, RowRefused, SinkRefused
+from databus.common.errors import BadFilter, ConfigError, RowRefused, SinkRefused
+from databus.common.extras import imports_of_extra
 from databus.common.filters.row_rule import RowRule, names_of, row_rule
 from databus.common.frame.frame_format import FrameView, trusted_frame
 from databus.common.schema.source_schema import SchemaSet
@@ -20,12 +21,8 @@ class RouteFilter:
     """
 
     def __init__(self, text: str) -> None:
-        try:
+        with imports_of_extra("sink", package="sqlglot", needed_by="`where` of a route"):
             from databus.common.filters.predicate import parse_where
-        except ImportError as error:
-            raise MissingDependency(
-                "`where` of a route needs sqlglot: pip install 'databus-cdc[sink]'"
-            ) from error
         try:
             self._predicate = parse_where(text)
         except BadFilter as error:

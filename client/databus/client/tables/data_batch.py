@@ -12,7 +12,7 @@ from databus.client.application.events import Decoding, Event, Mode, Window
 from databus.client.application.frame_blocks import Block
 from databus.common.checkpoint import Position
 from databus.common.compiled.kernels import I64Array
-from databus.common.errors import MissingDependency
+from databus.common.extras import imports_of_extra
 from databus.common.schema.source_schema import SourceSchema
 
 if TYPE_CHECKING:
@@ -30,12 +30,8 @@ class BatchDecoding:
     """
 
     def __init__(self, decoding: Decoding) -> None:
-        try:
+        with imports_of_extra("export", package="pyarrow", needed_by="onDataBatch"):
             from databus.client.tables import arrow_rows
-        except ImportError as error:
-            raise MissingDependency(
-                "onDataBatch needs pyarrow: pip install 'databus-cdc[export]'"
-            ) from error
         self._arrow_rows = arrow_rows
         self._decoders: dict[int, RowDecoder] = {}
         self.decoding = decoding

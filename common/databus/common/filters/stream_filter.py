@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from databus.common.compiled import kernels
-from databus.common.errors import BadFilter
+from databus.common.errors import BadFilter, UnknownSource
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
@@ -26,6 +26,7 @@ from databus.common.frame.frame_format import (
     FrameColumns,
     Op,
 )
+from databus.common.spelling import nearest
 
 Mask = npt.NDArray[np.bool_]
 
@@ -194,6 +195,34 @@ def _sorted_numbers(numbers: frozenset[int]) -> npt.NDArray[np.uint64]:
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a source's name matches one of the globs, case and all."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def require_sources(
+    database: str,
+    known: Sequence[str],
+    patterns: tuple[str, ...],
+    granted: tuple[str, ...] | None = None,
+) -> list[str]:
+    """The sources among ``known`` that match; all of them without patterns.
+
+    With ``granted``, no other source is known to the caller.
+
+    Raises:
+        UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
+            While no source is known yet, every pattern may still match later.
+    """
+    if granted is not None:
+        known = [name for name in known if matches(name, granted)]
+    found = [name for name in known if not patterns or matches(name, patterns)]
+    plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
+    for pattern in [*plain, *(() if found else patterns)]:
+        if known and pattern not in known:
+            raise UnknownSource(
+                f"{database} has no source {pattern!r}{nearest(pattern, known)}",
+                database=database,
+                source=pattern,
+            )
+    return found
 
 
 def matching_ids(names: Iterable[str], stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:

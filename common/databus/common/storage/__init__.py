@@ -1,7 +1,7 @@
 """Stores that two rooms use.
 
-``bucket`` is a bucket of S3 or of a compatible store; it needs the extra ``s3``.  ``lmdb_file``
-checks an LMDB file before LMDB maps it.
+``durable_files`` replaces and syncs files.  ``bucket`` is a bucket of S3 or of a compatible store;
+it needs the extra ``s3``.  ``lmdb_file`` checks an LMDB file before LMDB maps it.
 
-Imported by client and bootstrap.
+Imported by relay, client and bootstrap.
 """

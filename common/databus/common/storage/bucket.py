@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from databus.common.errors import BucketError, ConfigError, MissingDependency, ServerUnavailable
+from databus.common.errors import BucketError, ConfigError, ServerUnavailable
+from databus.common.extras import imports_of_extra
 
 if TYPE_CHECKING:
     from databus.common.config import S3Options
@@ -87,11 +88,9 @@ def filesystem(settings: Mapping[str, Any]) -> Any:
 
 
 def _client(options: S3Options) -> Any:
-    try:
+    with imports_of_extra("s3", package="boto3", needed_by="a store on S3"):
         import boto3
         from botocore.config import Config
-    except ImportError as error:
-        raise MissingDependency("S3 needs the extra: pip install 'databus-cdc[s3]'") from error
     settings = arrow_settings(options)
     endpoint = _endpoint(settings)
     # Endpoints that are not Amazon's are addressed by path: their names have no wildcards.

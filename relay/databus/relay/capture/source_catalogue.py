@@ -6,7 +6,8 @@ import importlib
 from typing import cast
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import ConfigError, MissingDependency
+from databus.common.errors import ConfigError
+from databus.common.extras import imports_of_extra
 from databus.relay.columns.column_rules import ColumnRules
 from databus.relay.columns.ruled_source import RuledSource
 from databus.relay.sources.contract import Source
@@ -34,13 +35,8 @@ def create_source(config: DatabaseConfig) -> Source:
     if scheme not in _SOURCES:
         raise ConfigError(f"no source serves {scheme}://; there are {', '.join(_SOURCES)}")
     module_name, class_name = _SOURCES[scheme]
-    try:
+    with imports_of_extra("relay", needed_by=f"the {scheme} source"):
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise MissingDependency(
-            f"the {scheme} source needs the package {error.name!r}: "
-            "pip install 'databus-cdc[relay]'"
-        ) from error
     source = cast("Source", getattr(module, class_name)(config))
     if ColumnRules(config).is_empty:
         return source

@@ -28,7 +28,8 @@ from databus.common.access.listener_rules import require_protection
 from databus.common.access.listener_tls import server_tls
 from databus.common.access_config import AuthConfig
 from databus.common.config import ClusterConfig, Config, DatabaseConfig, RelayConfig
-from databus.common.errors import ConfigError, DatabusError, MissingDependency, ServerUnavailable
+from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
+from databus.common.extras import imports_of_extra
 from databus.common.http.listening_socket import listening_socket
 from databus.relay.processes.child_process import MODULE as CHILD_MODULE
 from databus.relay.processes.process_handover import HANDOVER_FLAG, Handover
@@ -89,12 +90,8 @@ def member_of(config: ClusterConfig, host: ClusterHost) -> ClusterMember:
     Raises:
         MissingDependency: kazoo is not installed.
     """
-    try:
+    with imports_of_extra("cluster", package="kazoo", needed_by="a relay of a [cluster]"):
         from databus.relay.cluster.cluster_member import ClusterMember
-    except ImportError as error:
-        raise MissingDependency(
-            "a relay of a [cluster] needs kazoo: pip install 'databus-cdc[cluster]'"
-        ) from error
     return ClusterMember(config, host)
 
 

@@ -13,7 +13,7 @@ from typing import Self
 import google_crc32c
 
 from databus.common.errors import FormatError, StoreError
-from databus.common.private import private_opener
+from databus.common.storage.durable_files import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,23 +163,3 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except FormatError as error:
         raise FormatError(f"{path}: {error.message}") from error
-
-
-def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
-    """Replace ``path`` atomically; ``durable``: also against a power loss."""
-    beside = path.with_name(f"{path.name}.new")
-    try:
-        with open(beside, "wb", opener=private_opener) as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        beside.replace(path)
-        if durable:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -17,6 +17,7 @@ import xxhash
 
 from databus.common.compiled.kernels import U8Array
 from databus.common.errors import FormatError, StoreError, SyncFailed
+from databus.common.storage.durable_files import sync_path
 from databus.relay.ring.folder_locks import take_lock
 from databus.relay.ring.ring_format import (
     CONTROL,
@@ -375,13 +376,10 @@ def make_file(path: Path, size: int) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Sync the names in ``directory`` to disk."""
-    fd = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        sync_path(directory)
     except OSError as error:
         raise SyncFailed(f"{directory} could not be written to disk: {error.strerror}") from error
-    finally:
-        os.close(fd)
 
 
 def make_ring(path: Path, ring_bytes: int, clock: str, mode: int, state: RingState) -> None:

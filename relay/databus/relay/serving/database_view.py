@@ -27,9 +27,13 @@ from databus.common.errors import (
     SourceUnavailable,
     StoreError,
     UnknownDatabase,
-    UnknownSource,
 )
-from databus.common.filters.stream_filter import StreamFilter, matches, matching_ids
+from databus.common.filters.stream_filter import (
+    StreamFilter,
+    matches,
+    matching_ids,
+    require_sources,
+)
 from databus.common.frame.frame_format import source_id
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 from databus.common.spelling import nearest
@@ -215,31 +219,8 @@ class DatabaseView:
     def require_sources(
         self, patterns: tuple[str, ...], granted: tuple[str, ...] | None = None
     ) -> list[str]:
-        """The known sources that match; all of them without patterns.
-
-        With ``granted``, no other source is known to the caller.
-
-        Raises:
-            UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
-                While no source is known yet, every pattern may still match later.
-        """
-        known = self.schemas.sources
-        if granted is not None:
-            known = [name for name in known if matches(name, granted)]
-        if not patterns:
-            return known
-        found = [name for name in known if matches(name, patterns)]
-        if not known:
-            return found
-        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
-        for pattern in [*plain, *(() if found else patterns)]:
-            if pattern not in known:
-                raise UnknownSource(
-                    f"{self.name} has no source {pattern!r}{nearest(pattern, known)}",
-                    database=self.name,
-                    source=pattern,
-                )
-        return found
+        """The known sources that match, or UnknownSource; see ``stream_filter.require_sources``."""
+        return require_sources(self.name, self.schemas.sources, patterns, granted)
 
     def require_columns(self, names: frozenset[str], sources: list[str]) -> None:
         """Make sure that each name is a column of one of the sources, in any version.

@@ -9,6 +9,7 @@ from typing import Any
 from pyarrow import fs
 
 from databus.common.errors import ConfigError
+from databus.common.storage.durable_files import sync_path
 
 
 class FileStore:
@@ -68,8 +69,4 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_path(path.parent)

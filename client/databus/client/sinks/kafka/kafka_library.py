@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from databus.common.errors import SinkRefused, SinkUnavailable
-from databus.common.extras import missing_extra
+from databus.common.extras import imports_of_extra
 
 TIMEOUT_S = 60.0
 """What a call may wait for the brokers."""
@@ -28,10 +28,8 @@ def kafka_library() -> Any:
     Raises:
         MissingDependency: it is not installed.
     """
-    try:
+    with imports_of_extra("kafka", package="confluent-kafka", needed_by="a sink to Kafka"):
         import confluent_kafka
-    except ImportError:
-        raise missing_extra("kafka", ["confluent-kafka"]) from None
     return confluent_kafka
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from databus.common.errors import RowRefused, SinkRefused, SinkUnavailable
-from databus.common.extras import missing_extra
+from databus.common.extras import imports_of_extra
 
 _TOO_LARGE = 10054
 _BAD_SETTINGS = frozenset({10052, 10058, 10065, 10074})
@@ -21,12 +21,10 @@ def nats_library() -> Any:
     Raises:
         MissingDependency: it is not installed.
     """
-    try:
+    with imports_of_extra("sink-nats", package="nats-py", needed_by="a sink to NATS"):
         import nats
         import nats.errors
         import nats.js.errors
-    except ImportError:
-        raise missing_extra("sink-nats", ["nats-py"]) from None
     return nats
 
 

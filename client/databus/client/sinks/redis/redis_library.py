@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from databus.common.errors import ConfigError, SinkRefused, SinkUnavailable
-from databus.common.extras import missing_extra
+from databus.common.extras import imports_of_extra
 
 _REFUSED = ("WRONGTYPE", "NOPERM", "CROSSSLOT", "NOAUTH", "WRONGPASS")
 
@@ -18,10 +18,8 @@ def redis_library() -> Any:
     Raises:
         MissingDependency: it is not installed.
     """
-    try:
+    with imports_of_extra("sink-redis", package="redis", needed_by="a sink to Redis"):
         import redis
-    except ImportError:
-        raise missing_extra("sink-redis", ["redis"]) from None
     return redis
 
 
