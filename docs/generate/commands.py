@@ -22,6 +22,7 @@ _INTRODUCTION = """# Command line
 | 2 | Wrong usage or configuration. |
 | 3 | The preflight found the database not ready. |
 | 4 | A comparison (`demo`, `verify`) found differences. |
+| 5 | A migration would break a reader (`schema check`). |
 | 130 | Ended by ctrl-C. |
 | 143 | Ended by SIGTERM. |
 """

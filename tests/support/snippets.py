@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 import typer.main
 import yaml
 
+from databus.cli.commands.schema_command import ShownByDefault
 from databus.cli.main import cli
 from databus.common import config
 from databus.relay.capture.source_catalogue import create_source
@@ -160,6 +161,8 @@ def _check_databus(arguments: list[str]) -> None:
     command: Any = typer.main.get_group(cli)
     name = "databus"
     while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
+        if isinstance(command, ShownByDefault) and arguments[0] not in command.commands:
+            arguments = ["show", *arguments]
         name = arguments[0]
         assert name in command.commands, f"there is no command {name!r}"
         command, arguments = command.commands[name], arguments[1:]

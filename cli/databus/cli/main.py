@@ -1,9 +1,9 @@
 """The command line.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 the preflight found the
-database not ready, 4 a comparison (demo, verify) found differences, 130 ended by ctrl-C, 143 ended
-by SIGTERM.  ``relay``, ``bootstrap`` and ``apply --every`` serve until a signal: for them SIGTERM
-gives 0, and so does ctrl-C for the first two.
+database not ready, 4 a comparison (demo, verify) found differences, 5 a migration would break a
+reader, 130 ended by ctrl-C, 143 ended by SIGTERM.  ``relay``, ``bootstrap`` and ``apply --every``
+serve until a signal: for them SIGTERM gives 0, and so does ctrl-C for the first two.
 
 A command imports its modules when it runs, so that ``--help`` answers at once.
 """
@@ -23,15 +23,15 @@ from databus.cli.commands import (
     init_command,
     inspect_command,
     runs_command,
+    schema_command,
     verify_command,
 )
 from databus.cli.commands.bootstrap_command import apply, bootstrap
-from databus.cli.commands.check_command import check, doctor
+from databus.cli.commands.check_command import check, doctor, resync, status
 from databus.cli.commands.dump_command import dump
 from databus.cli.commands.relay_command import relay, reload
 from databus.cli.commands.sink_command import sink
-from databus.cli.commands.status_command import resync, status
-from databus.cli.commands.tail_command import schema, tail
+from databus.cli.commands.tail_command import tail
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -51,7 +51,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 init_command.add_to(cli)
-for command in (relay, reload, bootstrap, apply, check, doctor, tail, schema, sink, dump, resync):
+for command in (relay, reload, bootstrap, apply, check, doctor, tail, sink, dump, resync):
     cli.command()(command)
 cli.command()(status)
 runs_command.add_to(cli)
@@ -61,6 +61,7 @@ demo_command.add_to(cli)
 cli.add_typer(checkpoint_command.cli, name="checkpoint")
 cli.add_typer(deadletters_command.cli, name="deadletters")
 cli.add_typer(inspect_command.cli, name="inspect")
+cli.add_typer(schema_command.cli, name="schema")
 cli.add_typer(init_command.token, name="token")
 
 

@@ -22,7 +22,7 @@ from databus.common.envelopes.connect_types import (
     struct,
 )
 from databus.common.envelopes.envelope_options import EnvelopeOptions
-from databus.common.envelopes.row_change import EndedWindow, EnvelopeRecord, RowChange
+from databus.common.envelopes.row_change import EndedWindow, EnvelopeRecord, RecordTypes, RowChange
 from databus.common.envelopes.row_types import RowTypes, legal_topic
 from databus.common.extras import version
 from databus.common.schema.source_names import split_source
@@ -110,9 +110,7 @@ class DebeziumEnvelope:
 
     def records(self, change: RowChange) -> list[EnvelopeRecord]:
         """The event, and after a delete the tombstone."""
-        table = self._tables.get(change.schema.fingerprint)
-        if table is None:
-            table = self._tables[change.schema.fingerprint] = _Table(change.schema, self._options)
+        table = self._table(change.schema)
         now_ns = self._clock_ns()
         types = table.types
         key = None if change.key is None else types.key_value(change.key)
@@ -136,6 +134,17 @@ class DebeziumEnvelope:
         if change.op == "d" and self._options.tombstones:
             return [record, EnvelopeRecord(table.topic, key_type, key, None, None)]
         return [record]
+
+    def types_of(self, schema: SourceSchema) -> RecordTypes:
+        """The types of the records of a version of a table."""
+        table = self._table(schema)
+        return RecordTypes(table.topic, table.types.key, table.value)
+
+    def _table(self, schema: SourceSchema) -> _Table:
+        table = self._tables.get(schema.fingerprint)
+        if table is None:
+            table = self._tables[schema.fingerprint] = _Table(schema, self._options)
+        return table
 
     def begin(self, window: EndedWindow) -> list[EnvelopeRecord]:
         """The BEGIN of the transaction topic, with ``transactions`` alone."""

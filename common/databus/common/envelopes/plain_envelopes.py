@@ -23,7 +23,7 @@ from databus.common.envelopes.connect_types import (
     struct,
 )
 from databus.common.envelopes.envelope_options import EnvelopeOptions
-from databus.common.envelopes.row_change import EndedWindow, EnvelopeRecord, RowChange
+from databus.common.envelopes.row_change import EndedWindow, EnvelopeRecord, RecordTypes, RowChange
 from databus.common.envelopes.row_types import RowTypes, legal_topic
 from databus.common.schema.column_values import to_json_record
 from databus.common.schema.source_names import split_source
@@ -63,7 +63,7 @@ class DatabusEnvelope(_WithoutMarkers):
     def records(self, change: RowChange) -> list[EnvelopeRecord]:
         """One record, a delete too."""
         value = databus_object(self._options.database, change)
-        return [EnvelopeRecord(_topic(self._options, change), ANY, value["key"], ANY, value)]
+        return [EnvelopeRecord(_topic(self._options, change.schema), ANY, value["key"], ANY, value)]
 
 
 class CloudEventsEnvelope(_WithoutMarkers):
@@ -88,7 +88,7 @@ class CloudEventsEnvelope(_WithoutMarkers):
         if value["subject"] is None:
             del value["subject"]
         headers = (("content-type", "application/cloudevents+json; charset=UTF-8"),)
-        topic = _topic(self._options, change)
+        topic = _topic(self._options, change.schema)
         return [EnvelopeRecord(topic, ANY, data["key"], ANY, value, headers)]
 
 
@@ -130,7 +130,7 @@ class MaxwellEnvelope(_WithoutMarkers):
         key_record: dict[str, Any] = {"database": database, "table": table}
         for name, one in _json_key(change).items():
             key_record[f"pk.{name}"] = one
-        return [EnvelopeRecord(_topic(self._options, change), ANY, key_record, ANY, value)]
+        return [EnvelopeRecord(_topic(self._options, change.schema), ANY, key_record, ANY, value)]
 
 
 class FlatEnvelope(_WithoutMarkers):
@@ -144,7 +144,7 @@ class FlatEnvelope(_WithoutMarkers):
         """One record, and after a delete the tombstone; none of a truncate."""
         if change.key is None:
             return []
-        topic = _topic(self._options, change)
+        topic = _topic(self._options, change.schema)
         types, kind = self._table(change.schema, topic)
         key = types.key_value(change.key)
         if change.after is not None:
@@ -164,6 +164,12 @@ class FlatEnvelope(_WithoutMarkers):
         if change.op == "d" and self._options.tombstones:
             return [record, EnvelopeRecord(topic, types.key, key, None, None)]
         return [record]
+
+    def types_of(self, schema: SourceSchema) -> RecordTypes:
+        """The types of the records of a version of a table."""
+        topic = _topic(self._options, schema)
+        types, kind = self._table(schema, topic)
+        return RecordTypes(topic, types.key, kind)
 
     def _table(self, schema: SourceSchema, topic: str) -> tuple[RowTypes, ConnectType]:
         found = self._tables.get(schema.fingerprint)
@@ -198,5 +204,5 @@ def _json_key(change: RowChange) -> dict[str, Any]:
     return to_json_record(change.key, change.schema.key_columns)
 
 
-def _topic(options: EnvelopeOptions, change: RowChange) -> str:
-    return legal_topic(".".join((options.prefix, *split_source(change.schema.source))))
+def _topic(options: EnvelopeOptions, schema: SourceSchema) -> str:
+    return legal_topic(".".join((options.prefix, *split_source(schema.source))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from databus.common.envelopes.connect_types import ConnectType
 from databus.common.schema.source_schema import SourceSchema
@@ -59,6 +59,15 @@ class EnvelopeRecord:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordTypes:
+    """The types of the records of one version of a table, and their topic."""
+
+    topic: str
+    key: ConnectType
+    value: ConnectType
+
+
 class Envelope(Protocol):
     """Turns events into records."""
 
@@ -70,6 +79,14 @@ class Envelope(Protocol):
 
     def end(self, window: EndedWindow) -> list[EnvelopeRecord]:
         """The records after the last event of a window."""
+
+
+@runtime_checkable
+class TypedEnvelope(Envelope, Protocol):
+    """An envelope whose values have a schema."""
+
+    def types_of(self, schema: SourceSchema) -> RecordTypes:
+        """The types of the records of a version of a table."""
 
 
 class Encoding(Protocol):

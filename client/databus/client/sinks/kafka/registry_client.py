@@ -52,6 +52,19 @@ class SchemaRegistry:
             raise SinkRefused(f"the registry answers {status} for {subject}: {answer}")
         return int(answer["id"])
 
+    def conflict(self, subject: str, schema: dict[str, Any]) -> str:
+        """Why the subject would refuse a schema; "" if it would not, or has no version yet."""
+        body = {"schema": json.dumps(schema), "schemaType": "AVRO"}
+        name = urllib.parse.quote(subject, safe="")
+        status, answer = self._post(
+            f"/compatibility/subjects/{name}/versions/latest?verbose=true", body
+        )
+        if status == 404 or (status == 200 and answer.get("is_compatible")):
+            return ""
+        if status != 200:
+            raise SinkRefused(f"the registry answers {status} for {subject}: {answer}")
+        return "; ".join(map(str, answer.get("messages") or ["it is not compatible"]))
+
     def _why(self, name: str, body: dict[str, Any], answer: dict[str, Any]) -> str:
         """The reasons, where the registry gives them."""
         status, found = self._post(

@@ -1,0 +1,2 @@
+ALTER TABLE orders ADD COLUMN paid_at DATETIME;
+ALTER TABLE orders DROP COLUMN note;
