@@ -9,7 +9,7 @@ DURATION ?= 60
 BIN := .venv/bin
 ROOMS := relay bootstrap client common cli
 CODE := $(ROOMS) tests benchmarks docs/generate examples
-FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture_*.py)))
+FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture_*.py benchmarks/takeover.py)))
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once; the files come
 # in the order of tests/support/fixtures.py, the long ones first. A test often waits for processes that

@@ -199,8 +199,10 @@ def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
         for process in paused:
             process.resume()
         eventually_sync(lambda: cluster.follows(second, "shop"), 40, "it follows again")
+        follower = cluster.relays[second].fetcher().pid
         assert cluster.relays.pop(first).end() == 0
         assert cluster.leader("shop", at=second) == second
+        assert cluster.relays[second].fetcher().pid == follower, "it takes over without a new start"
         expected = commits.stop()
         eventually_sync(lambda: reader.rows == expected, 40, "the copy equals the source")
         windows = reader.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import cast
 
 from databus.common.config import DatabaseConfig
@@ -31,13 +32,22 @@ def create_source(config: DatabaseConfig) -> Source:
         ConfigError: no source serves the scheme.
         MissingDependency: its driver is not installed.
     """
+    source = cast("Source", source_class(config)(config))
+    if ColumnRules(config).is_empty:
+        return source
+    return cast("Source", RuledSource(source, config))
+
+
+def source_class(config: DatabaseConfig) -> Callable[[DatabaseConfig], object]:
+    """The class of the source for a database's URL; the first call imports its driver.
+
+    Raises:
+        ConfigError, MissingDependency: as ``create_source``.
+    """
     scheme = config.url.reveal.partition("://")[0]
     if scheme not in _SOURCES:
         raise ConfigError(f"no source serves {scheme}://; there are {', '.join(_SOURCES)}")
     module_name, class_name = _SOURCES[scheme]
     with imports_of_extra("relay", needed_by=f"the {scheme} source"):
         module = importlib.import_module(module_name)
-    source = cast("Source", getattr(module, class_name)(config))
-    if ColumnRules(config).is_empty:
-        return source
-    return cast("Source", RuledSource(source, config))
+    return cast("Callable[[DatabaseConfig], object]", getattr(module, class_name))

@@ -1,7 +1,7 @@
 """A relay as a member of its cluster: the thread that renews the leases and follows the roles.
 
-It asks ZooKeeper, computes the assignment as all others do, and tells the supervisor which role
-this relay has for each database.  The supervisor starts and ends the fetchers.
+It asks ZooKeeper or the store, computes the assignment as all others do, and tells the supervisor
+which role this relay has for each database.  The supervisor starts and ends the fetchers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ OWN_SHARE = 0.5
 """The part of the session's time-out after which a leader stops by its own clock.  A server of an
 ensemble reports to the others that it has heard of a session once in a tick, and the shortest
 time-out is two ticks."""
+LEAVE_S = 5.0
+"""The time for which a relay that is stopped waits until its leaderships have moved."""
 BEATS = 8
 """Beats in a session's time-out."""
 LONGEST_BEAT_S = 1.0
@@ -66,8 +68,8 @@ class ClusterMember:
     """The membership of this relay.
 
     Invariants:
-        I1. A lease ends by this machine's clock before ZooKeeper can end the session that it was
-            taken in: it is measured from before the last beat that was answered.
+        I1. A lease ends by this machine's clock before another relay can end the session that it
+            was taken in: it is measured from before the last beat that was answered.
         I2. A lease that has ended never holds again: the relay leads again with another epoch.
         I3. A leader gives its node up only when its fetcher has ended.
 
@@ -79,6 +81,8 @@ class ClusterMember:
         self._host = host
         self._woken = threading.Event()
         self._is_closing = False
+        self._is_leaving = False
+        self._has_left = threading.Event()
         self._nodes = ZooKeeperNodes(
             config.zookeeper, config.name, config.relay, config.lease, self.wake
         )
@@ -96,8 +100,17 @@ class ClusterMember:
         """Something has changed: do not wait for the next beat."""
         self._woken.set()
 
+    def leave(self) -> None:
+        """Give the leaderships away; returns when this relay leads nothing, or after ``LEAVE_S``.
+
+        It stays a member without rings, so that the others assign it nothing.
+        """
+        self._is_leaving = True
+        self.wake()
+        self._has_left.wait(LEAVE_S)
+
     def close(self) -> None:
-        """Leave the cluster, once all fetchers have ended."""
+        """End the membership, once all fetchers have ended."""
         self._is_closing = True
         self.wake()
         self._thread.join(self._config.lease + 10)
@@ -112,8 +125,12 @@ class ClusterMember:
                 try:
                     self._beat()
                     self._last_error = ""
+                    if self._is_leaving and not self._led:
+                        self._has_left.set()
                 except DatabusError as error:
                     self._note(error)
+                    if self._is_leaving:
+                        self._has_left.set()  # No other relay can be notified.
                 except Exception:
                     _log.exception("the membership in the cluster %s", self._config.name)
                 self._lose_ended()
@@ -135,7 +152,7 @@ class ClusterMember:
 
     def _beat(self) -> None:
         began_s = own_clock_s()
-        rings = self._host.rings()
+        rings: Mapping[str, dict[str, Any]] = {} if self._is_leaving else self._host.rings()
         session = self._nodes.beat(self._document(rings))
         until_s = began_s + self._nodes.timeout_s * OWN_SHARE
         self._extend(session, until_s)
@@ -146,7 +163,8 @@ class ClusterMember:
             self.wake()
             return
         for database in self._led.keys() - rings.keys():
-            self._roles[database] = self._leading(database, self._led[database], Duty(), view)
+            duty = wanted.get(database, Duty())
+            self._roles[database] = self._leading(database, self._led[database], duty, view)
         for database in rings:
             self._roles[database] = self._role(
                 database, wanted.get(database, Duty()), view, until_s
@@ -252,7 +270,8 @@ class ClusterMember:
         if self._host.is_idle(database):
             self._nodes.release(database)
             self._lose(database, led)
-            _log.info("%s: %s takes over from epoch %d", database, duty.leader, led.holder.epoch)
+            heir = duty.leader or "no relay"
+            _log.info("%s: %s takes over from epoch %d", database, heir, led.holder.epoch)
         else:
             self._wake_soon()
         return None

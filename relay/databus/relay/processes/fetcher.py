@@ -49,9 +49,9 @@ from databus.relay.dumps.resync_pace import ResyncPace
 from databus.relay.dumps.resync_requests import states_of
 from databus.relay.processes.fetcher_api import FetcherApi
 from databus.relay.processes.fetcher_durability import FetcherDurability
-from databus.relay.processes.fetcher_process import serve_until_signal
+from databus.relay.processes.fetcher_process import serve_roles
 from databus.relay.processes.fetcher_status import FetcherState, FetcherStatus
-from databus.relay.processes.process_handover import take_over
+from databus.relay.processes.process_handover import Handover, take_over
 from databus.relay.processes.source_link import SourceLink
 from databus.relay.processes.wakeup import WakeupSender
 from databus.relay.ring.data_folder import DatabaseFolder, naming, read_document
@@ -173,7 +173,8 @@ class Fetcher:
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await api.close()
             try:
-                await self.make_durable()
+                # A leader that is gone is not waited for.
+                await self._durability.make(self.intake, acknowledges=not self._is_follower)
             except (DatabusError, OSError) as error:
                 _log.warning("%s: the last frames are not on disk: %s", self.config.name, error)
             await self._close()
@@ -568,26 +569,21 @@ class Fetcher:
             await asyncio.sleep(self._pace.source_status_s)
 
 
+def _of(handover: Handover, wakeup: WakeupSender) -> Fetcher:
+    relay = handover.config.relay or RelayConfig()
+    term = handover.term
+    leadership = Leadership(*term, LeaseWord(handover.lease_fd)) if term else None
+    return Fetcher(handover.database_config, relay.data_dir, wakeup=wakeup, leadership=leadership)
+
+
 def main(arguments: list[str]) -> int:
     """The fetcher's process; the relay's supervisor starts it."""
     log_to_stderr()
     # How long a thread that reads a chunk may delay the stream while it runs Python.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        handover = take_over(arguments)
-        config = handover.database_config
-        relay = handover.config.relay or RelayConfig()
-        wakeup = WakeupSender(handover.wakeup_fds)
-
-        async def serve() -> None:
-            term = handover.term
-            leadership = Leadership(*term, LeaseWord(handover.lease_fd)) if term else None
-            await serve_until_signal(
-                Fetcher(config, relay.data_dir, wakeup=wakeup, leadership=leadership)
-            )
-
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve())
+            runner.run(serve_roles(take_over(arguments), _of))
     except DatabusError as error:
         _log.error("%s: %s", error.message, error.hint)
         return 1

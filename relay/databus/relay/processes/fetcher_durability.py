@@ -59,12 +59,12 @@ class FetcherDurability:
         self._unsaved_dumps = False
         self._durable: Position | None = None
 
-    async def make(self, intake: Intake | None) -> None:
+    async def make(self, intake: Intake | None, *, acknowledges: bool = True) -> None:
         """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
         # Not to be cancelled: the ring must not be closed under the syncing thread.
-        await asyncio.shield(asyncio.ensure_future(self._make(intake)))
+        await asyncio.shield(asyncio.ensure_future(self._make(intake, acknowledges)))
 
-    async def _make(self, intake: Intake | None) -> None:
+    async def _make(self, intake: Intake | None, acknowledges: bool) -> None:
         async with self.lock:
             emitted = self._dumps.emitted
             resume_state = self.resume_text()
@@ -88,7 +88,8 @@ class FetcherDurability:
                 await self._keep_dumps()
                 self._unsaved_dumps = False
             self._dumps.recorded(emitted)
-        await self._link.acknowledge(self._ackable(complete), self._durable)
+        if acknowledges:
+            await self._link.acknowledge(self._ackable(complete), self._durable)
 
     def resume_text(self) -> str:
         """The source's newest resume state as text; empty if it gave none."""

@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from databus.common.access.listener_rules import require_protection
@@ -34,6 +33,7 @@ from databus.common.http.listening_socket import listening_socket
 from databus.relay.processes.child_process import MODULE as CHILD_MODULE
 from databus.relay.processes.process_handover import HANDOVER_FLAG, Handover
 from databus.relay.processes.reload import ConfigChanges, ReloadSocket, changes
+from databus.relay.processes.supervised_child import Child
 from databus.relay.processes.wakeup import make_wakeup
 from databus.relay.processes.worker_channel import SupervisorChannel
 from databus.relay.ring.folder_locks import lock_data_dir
@@ -53,35 +53,6 @@ TAKEN_S = 2.0
 TAKEN_POLL_S = 0.05
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Child:
-    """A child process: its module and the handover of each start."""
-
-    name: str
-    module: str
-    handover: Callable[[], Handover]
-    channel: SupervisorChannel | None = None
-    process: asyncio.subprocess.Process | None = None
-    again: asyncio.Event = field(default_factory=asyncio.Event)
-    ending: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    role: DatabaseRole | None = None
-    lease_fd: int = -1
-    is_busy: bool = False
-
-    def take_role(self, role: DatabaseRole | None, lease_fd: int) -> None:
-        """In a cluster: run with this role from now on, or not at all."""
-        if self.lease_fd >= 0:
-            os.close(self.lease_fd)
-        self.role, self.lease_fd = role, lease_fd
-        if role is None:
-            self.wanted.clear()
-        else:
-            self.wanted.set()
-        self.again.set()
 
 
 def member_of(config: ClusterConfig, host: ClusterHost) -> ClusterMember:
@@ -148,6 +119,7 @@ class Supervisor:
         require_protection(config.relay.listen, config.http, config.auth)
         self._read_again = read_again
         self._jitter = jitter or random.Random()
+        self._asked_to_stop = asyncio.Event()
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
@@ -207,10 +179,13 @@ class Supervisor:
         self._wakeups[name] = fds
 
         def handover() -> Handover:
+            if self.config.cluster is not None:
+                child.channel = SupervisorChannel()
             return Handover(
                 self.config,
                 database=name,
                 wakeup_fds=tuple(fds),
+                channel_fd=child.channel.worker_fd if child.channel is not None else -1,
                 role=child.role,
                 lease_fd=child.lease_fd,
             )
@@ -268,8 +243,8 @@ class Supervisor:
         return f"{self.config.http.scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
     def stop(self) -> None:
-        """Let ``run`` end all children and return."""
-        self._stopping.set()
+        """Let ``run`` leave the cluster, end all children and return."""
+        self._asked_to_stop.set()
 
     async def run(self) -> None:
         """Start all children and keep them running until ``stop``."""
@@ -280,11 +255,19 @@ class Supervisor:
                     for child in self.children:
                         group.create_task(self._supervise(child))
                     self._join_cluster()
+                    group.create_task(self._wait_stop())
         finally:
             self._group = None
             if self._member is not None:
                 await asyncio.to_thread(self._member.close)
             self._close()
+
+    async def _wait_stop(self) -> None:
+        await self._asked_to_stop.wait()
+        if self._member is not None:
+            # The workers serve meanwhile: clients read on until another relay leads.
+            await asyncio.to_thread(self._member.leave)
+        self._stopping.set()
 
     def _close(self) -> None:
         for listener in self._sockets:

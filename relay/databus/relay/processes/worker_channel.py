@@ -1,7 +1,8 @@
-"""The channel on which a running HTTP worker learns of added, changed and removed databases.
+"""The channel on which the supervisor notifies a running child.
 
-The supervisor has one end of a socket pair, the worker the other.  A message is about one
-database; the wake-up of a database that is new to the worker comes with it as a descriptor.
+A HTTP worker receives added, changed and removed databases; a fetcher in a cluster receives another
+role (``fetcher_process``).  The supervisor has one end of a socket pair, the child the other.  A
+message is about one database; a descriptor that belongs to it comes with it.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ class Serving(Protocol):
 
 
 class SupervisorChannel:
-    """The supervisor's end; a new pair for each worker process.
+    """The supervisor's end; a new pair for each child process.
+
+    ``sent_count`` counts the roles that were sent.
 
     Owner: the supervisor's loop.
-    Raises: OSError if the worker does not take the message: it must be restarted.
+    Raises: OSError if the child does not take the message: it must be restarted.
     """
 
     def __init__(self) -> None:
+        self.sent_count = 0
+        self._taken_count = 0
         self._socket, self._other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
 
@@ -74,6 +79,18 @@ class SupervisorChannel:
     def set_auth(self, auth: AuthConfig) -> None:
         """Let the worker decide by other callers and grants."""
         self._send({"auth": auth.model_dump(mode="json")}, [])
+
+    def take_role(self, role: dict[str, Any], lease_fd: int) -> None:
+        """Let a fetcher take another role, with the lease if it leads."""
+        self._send(role, [lease_fd] if lease_fd >= 0 else [])
+        self.sent_count += 1
+
+    def taken(self) -> int:
+        """How many roles the fetcher has taken."""
+        with contextlib.suppress(OSError):
+            while self._socket.recv(1):
+                self._taken_count += 1
+        return self._taken_count
 
     def _send(self, message: dict[str, Any], fds: list[int]) -> None:
         socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
