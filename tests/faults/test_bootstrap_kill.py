@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging import scratch_folders
 from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.processes.log_restore import restore_logs
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run, RunKind
+from databus.common.config import BootstrapConfig
 from databus.common.frame.frame_format import iter_frames
 from tests.bootstrap.model import (
     CLOCK,
@@ -113,7 +116,24 @@ def _merged(store: Store, plan: Merge) -> Run:
     return write_run(store, plan.kind, plan.inputs[0].start, plan.inputs[-1].stop, rows)
 
 
-ACTIONS = {"write": write, "merge": merge, "merge_here": merge_here, "replace": replace}
+def restore(folder: Path) -> None:
+    """``databus restore`` from a copy of the folder that ``write`` has filled."""
+    config = BootstrapConfig(data_dir=folder.parent, databases=("shop",))
+    list(restore_logs(config, copy_of(folder)))
+
+
+def copy_of(folder: Path) -> Path:
+    """The copied ``data_dir``."""
+    return folder.parent.with_name("copy")
+
+
+ACTIONS = {
+    "write": write,
+    "merge": merge,
+    "merge_here": merge_here,
+    "replace": replace,
+    "restore": restore,
+}
 
 
 def run_child(action: str, folder: Path, step: str | None) -> int:
@@ -176,6 +196,14 @@ WRITER_STEPS = [
     step for step in failpoints.STEPS if step.split(".")[0] in ("append", "seal", "manifest")
 ]
 MERGE_STEPS = ["merge.rows_written", "merge.files_written", "merge.manifest_switched"]
+RESTORE_STEPS = [
+    "restore.one_copied",
+    "manifest.file_written",
+    "manifest.renamed",
+    "restore.manifest_switched",
+    "append.before_commit",
+    "append.committed",
+]
 REPLACE_STEPS = [
     "merge.begun",
     "manifest.file_written",
@@ -250,8 +278,28 @@ def test_an_applier_killed_at_one_step_after_the_other_resumes_without_loss(
     }
 
 
+@pytest.mark.parametrize("step", RESTORE_STEPS)
+def test_a_restore_killed_at_any_step_is_repeated_and_the_writer_resumes(
+    tmp_path: Path, step: str
+) -> None:
+    folder = tmp_path / "data" / "shop"
+    write(folder)
+    folder.parent.rename(copy_of(folder))
+    shutil.rmtree(copy_of(folder) / "shop" / "log")
+    folder.parent.mkdir()
+    assert run_child("restore", folder, step) == -signal.SIGKILL, f"{step} was never reached"
+    for _ in range(2):
+        assert run_child("restore", folder, None) == 0
+    assert_whole(folder)
+    write(folder)
+    assert_whole(folder)
+    log, _ = open_log(folder)
+    assert log.state().last == list(iter_frames(blocks()[-1]))[-1].position
+    log.close()
+
+
 def test_every_step_is_killed_at_somewhere_in_this_file() -> None:
-    covered = {*WRITER_STEPS, *REPLACE_STEPS, *MERGE_STEPS, "sweep.one_deleted"}
+    covered = {*WRITER_STEPS, *REPLACE_STEPS, *RESTORE_STEPS, *MERGE_STEPS, "sweep.one_deleted"}
     assert covered == set(failpoints.STEPS)
 
 

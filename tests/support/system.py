@@ -108,7 +108,9 @@ class System:
         processes: Processes,
         *,
         ring_bytes: str = "1MiB",
+        **settings: object,
     ) -> None:
+        """``settings`` are the bootstrap's."""
         self.folder = folder
         self.shop = shop
         self._processes = processes
@@ -130,6 +132,7 @@ class System:
                 segment_every="1s",
                 apply_every="3s",
                 spark_master="local[1]",
+                **settings,
             )
         )
 

@@ -26,7 +26,7 @@ from databus.cli.commands import (
     schema_command,
     verify_command,
 )
-from databus.cli.commands.bootstrap_command import apply, bootstrap
+from databus.cli.commands.bootstrap_command import apply, bootstrap, restore
 from databus.cli.commands.check_command import check, doctor, resync, status
 from databus.cli.commands.dump_command import dump
 from databus.cli.commands.relay_command import relay, reload
@@ -51,7 +51,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 init_command.add_to(cli)
-for command in (relay, reload, bootstrap, apply, check, doctor, tail, sink, dump, resync):
+for command in (relay, reload, bootstrap, apply, restore, check, doctor, tail, sink, dump, resync):
     cli.command()(command)
 cli.command()(status)
 runs_command.add_to(cli)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow.parquet as pq
 import pytest
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.runs import parquet_runs, run_storage
+from databus.bootstrap.runs.log_record import read_record, recorded_schemas, write_record
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.open_run import OpenRun
 from databus.bootstrap.runs.parquet_runs import RunKind
-from databus.bootstrap.runs.schema_note import noted_schemas
 from databus.common.checkpoint import Position
-from databus.common.errors import StoreError
+from databus.common.errors import FormatError, StoreError
 from databus.common.frame.frame_format import Flag, Op, iter_frames
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
@@ -68,27 +70,49 @@ def test_partial_rows_and_truncates_are_counted_for_the_applier(log: HotLog, sto
     assert [bool(one.flags & Flag.PARTIAL) for one in frames_of(store, run)].count(True) == 1
 
 
-def test_schemas_are_noted_for_the_applier_when_a_segment_has_partial_rows(
+def test_the_schemas_are_recorded_with_each_seal_for_the_applier_and_a_restored_log(
     log: HotLog, store: Store
 ) -> None:
-    schema = SourceSchema("shop.pages", (Column("id", Kind.INT, nullable=False),), ("id",))
+    first = SourceSchema("shop.pages", (Column("id", Kind.INT, nullable=False),), ("id",))
+    second = SourceSchema("shop.more", (Column("id", Kind.INT, nullable=False),), ("id",))
 
-    def sealed(scn: int, absent: bytes) -> None:
+    def seal(scn: int) -> set[str]:
         builder = WindowBuilder(scn, 1)
-        builder.event(Op.UPDATE, 5, 1, b"k", after=b"x", absent=absent)
+        builder.event(Op.UPDATE, 5, 1, b"k", after=b"x")
         log.append(builder.end("t"), 1)
         assert segments.seal(log, store, 7) is not None
+        return set(store.storage.note_names("record-"))
 
-    log.add_schemas([schema])
-    sealed(40, b"")
-    assert noted_schemas(store.storage) == []
-    sealed(41, b"\x01")
-    assert noted_schemas(store.storage) == [schema]
-    for torn in (b"", b"[{", b"{}", b'[{"source": "a"}]', b"[1]", b"\x00\xff"):
-        store.storage.write_note("schemas.json", torn)
-        assert noted_schemas(store.storage) == []
+    log.add_schemas([first])
+    written = seal(40)
+    assert recorded_schemas(store.storage, store.read()) == [first]
+    assert seal(41) == written, "nothing is written when nothing has changed"
+    log.add_schemas([first, second])
+    assert len(seal(42)) == 2 and not seal(43) & written, "earlier documents are deleted"
+    assert recorded_schemas(store.storage, store.read()) == [first, second]
+    record = store.read().record
+    content = store.storage.read_note(record)
+    assert content is not None
+    for torn in (b"", b"[{", b"{}", content[:-1], content.replace(b"shop", b"sho_")):
+        store.storage.write_note(record, torn)
+        assert recorded_schemas(store.storage, store.read()) == []
+        with pytest.raises(FormatError, match="its CRC is not that of its name"):
+            segments.finish(log, store, 8)
+    store.storage.delete_note(record)
     segments.finish(log, store, 8)
-    assert noted_schemas(store.storage) == [schema], "a store of an earlier release has no note"
+    assert recorded_schemas(store.storage, store.read()) == [first, second], "the log has all of it"
+
+
+def test_a_log_whose_store_was_restored_elsewhere_is_refused(log: HotLog, store: Store) -> None:
+    log.append(History(6).block(5), 1)
+    segments.seal(log, store, 1)
+    record = read_record(store.storage, store.read().record)
+    name = write_record(store.storage, replace(record, log="another"))
+    store.switch(lambda manifest: replace(manifest, record=name))
+    log.append(History(6).block(6), 1)
+    for step in (segments.seal, segments.finish):
+        with pytest.raises(StoreError, match="restored on another machine"):
+            step(log, store, 2)
 
 
 def test_an_open_window_stays_in_the_log(log: HotLog, store: Store) -> None:

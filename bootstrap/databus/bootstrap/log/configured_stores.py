@@ -10,6 +10,7 @@ from pathlib import Path
 
 from databus.bootstrap.log.hot_log import FOLDER as LOG_FOLDER
 from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.run_storage import MANIFEST
 from databus.common.config import BootstrapConfig
 from databus.common.errors import ConfigError
 
@@ -58,6 +59,15 @@ class Stores:
         from databus.bootstrap.runs.s3_storage import S3Storage
 
         return Store(S3Storage(self._bucket, f"{self._prefix}{database}/"))
+
+    def stored(self) -> dict[str, Store]:
+        """The databases that have a manifest, by name, whether their log is here or not."""
+        if self._bucket is not None:
+            names = self._bucket.keys(self._prefix, folders=True)
+        else:
+            data_dir = Path(self._config.data_dir)
+            names = [path.parent.name for path in data_dir.glob(f"*/{MANIFEST}")]
+        return {name: self.store(name) for name in sorted(names) if self.store(name).exists()}
 
     def begun(self) -> dict[str, Store]:
         """The databases of which anything is stored, by name."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lmdb
-import numpy as np
 
 from databus.bootstrap.log.log_blocks import (
+    check_blocks,
     check_order,
     cut_values,
     is_after,
@@ -33,6 +33,7 @@ from databus.bootstrap.log.log_values import (
     open_fact,
     pack_position,
     pack_schema,
+    schema_key,
     seal_fact,
     unpack_position,
     unpack_schema,
@@ -101,7 +102,8 @@ class HotLog:
         I5. All frames are of one database and one clock.
 
     ``append_count`` and ``window_count`` show how many windows one commit takes in: waiting
-    windows are committed together.
+    windows are committed together.  ``note_revision`` grows when this process stores a note, but
+    the writer's state.
 
     Owner: one writer process (the store's lease keeps it single); other processes read.
     Durability: when a method returns, everything that it wrote is on disk; if it fails, nothing.
@@ -116,6 +118,8 @@ class HotLog:
         self._gate = MapGate()
         self._read_only = read_only
         self._is_broken = False
+        self.note_revision = 0
+        self._known: tuple[SourceSchema, ...] = ()
         self.append_count = 0
         self.window_count = 0
         try:
@@ -207,9 +211,18 @@ class HotLog:
         with self._reading() as transaction:
             return self._fact(transaction, b"clock") is None
 
-    def bind(self, database: str, clock: str, start: Position) -> None:
-        """Bind a new log to this database and clock, with ``start`` as its origin.
+    def bind(
+        self,
+        database: str,
+        clock: str,
+        start: Position,
+        *,
+        notes: Mapping[str, Any] | None = None,
+        schemas: Sequence[SourceSchema] = (),
+    ) -> None:
+        """Bind a new log to this database and clock; it begins at ``start``.
 
+        That is its origin, unless ``notes`` and ``schemas`` are those of a log that is restored.
         A log that has a clock already is only checked.
 
         Raises:
@@ -231,7 +244,9 @@ class HotLog:
                 self._put_fact(transaction, name.encode(), value.encode())
             self._put_range(transaction, start, start, 0, 0)
             self._put_checkpoint(transaction, OnlineCheckpoint(database, clock, start))
-            self._put_notes(transaction, {"origin": start.to_json()})
+            self._put_notes(transaction, {"origin": start.to_json()} if notes is None else notes)
+            for number, schema in enumerate(schemas):
+                transaction.put(*pack_schema(number, schema), db=self._schemas)
 
         self._write(change)
 
@@ -307,7 +322,8 @@ class HotLog:
     def _put_checkpoint(self, transaction: Any, value: OnlineCheckpoint) -> None:
         self._put_fact(transaction, b"checkpoint", checkpoints.encode(value).encode())
 
-    def _put_notes(self, transaction: Any, notes: dict[str, Any]) -> None:
+    def _put_notes(self, transaction: Any, notes: Mapping[str, Any]) -> None:
+        self.note_revision += set(notes) != {"writer"}
         for name, document in notes.items():
             self._put_fact(transaction, b"note." + name.encode(), json.dumps(document).encode())
 
@@ -328,11 +344,18 @@ class HotLog:
         """All schema versions that frames of this log may name, in the order of announcement.
 
         A version that a table returned to is listed again; the last one of a source is current.
+        Versions are only ever added, so each is parsed once.
         """
+        known = self._known
         with self._reading() as transaction:
-            rows = [(bytes(key), bytes(value)) for key, value in transaction.cursor(self._schemas)]
-        with naming(self.folder):
-            return [unpack_schema(number, *row) for number, row in enumerate(rows)]
+            cursor = transaction.cursor(self._schemas)
+            found = cursor.set_range(schema_key(len(known)))
+            rows = [(bytes(key), bytes(value)) for key, value in cursor] if found else []
+        if rows:
+            with naming(self.folder):
+                new = [unpack_schema(number, *row) for number, row in enumerate(rows, len(known))]
+            self._known = known = (*known, *new)
+        return list(known)
 
     def add_schemas(self, schemas: Iterable[SourceSchema]) -> None:
         """Store versions that are not there yet, and those that a table has returned to."""
@@ -438,7 +461,7 @@ class HotLog:
             cursor = transaction.cursor(self._frames)
             found = cursor.set_range(pack_position(after))
             last = self._before(cursor, after, found=found)
-            while found and (key := self._key(cursor)) <= upto:
+            while found and (key := self._key(bytes(cursor.key()))) <= upto:
                 if size >= max_bytes:
                     return LogSlice(b"".join(pieces), stop)
                 data = bytes(cursor.value())
@@ -469,13 +492,13 @@ class HotLog:
             cursor.next()
         return last
 
-    def _key(self, cursor: Any) -> Position:
+    def _key(self, key: bytes) -> Position:
         with naming(self.folder):
-            return unpack_position(bytes(cursor.key()))
+            return unpack_position(key)
 
     def _require_key(self, cursor: Any) -> Position:
         """The key at the cursor, which is where its block ends."""
-        key = self._key(cursor)
+        key = self._key(bytes(cursor.key()))
         with naming(self.folder):
             _, end = block_bounds(bytes(cursor.value()), verify=False)
         if key != end:
@@ -568,31 +591,8 @@ class HotLog:
         """
         with self._reading() as transaction, naming(self.folder):
             state = self._state(transaction)
-            last, whole, size, count = state.start, state.start, 0, 0
-            for key, value in transaction.cursor(self._frames):
-                stop = unpack_position(bytes(key))
-                columns = frame_format.scan(bytes(value))
-                check_order(columns)
-                first = position_at(columns, 0)
-                if columns.stop != len(value) or position_at(columns, len(columns) - 1) != stop:
-                    raise FormatError(f"I1: the block at {stop} ends elsewhere")
-                if first <= last:
-                    raise FormatError(f"I1: the block at {stop} begins at {first} after {last}")
-                last, size, count = stop, size + len(value), count + len(columns)
-                ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
-                if len(ends) and ends[-1] == len(columns) - 1:
-                    whole = stop
-                elif len(ends):
-                    raise FormatError(f"I2: the block at {stop} continues after a window's end")
-            if not state.start <= whole <= state.window <= state.last:
-                raise FormatError(f"I3: whole windows end at {whole}, but the facts are {state}")
-            if whole < last and state.window != whole:
-                raise FormatError(f"I3: a window is open after {whole}, but the facts are {state}")
-            if state.last < last:
-                raise FormatError(f"I4: frames up to {last}, checkpoint {state.last}")
-            if size != state.frame_bytes:
-                raise FormatError(f"{size} bytes are stored, the facts state {state.frame_bytes}")
-            return count
+            blocks = ((self._key(bytes(k)), bytes(v)) for k, v in transaction.cursor(self._frames))
+            return check_blocks(blocks, state.start, state.window, state.last, state.frame_bytes)
 
     def map_bytes(self) -> int:
         """Size of the memory map, which LMDB enlarges when needed."""

@@ -5,7 +5,7 @@ Pure functions over bytes and their columns; nothing here touches single events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,3 +101,43 @@ def tail_after(data: bytes, after: Position) -> bytes:
     columns = frame_format.scan(data, verify=False)
     later = np.flatnonzero(is_after(columns, after))
     return data[int(columns.offset[later[0]]) :] if len(later) else b""
+
+
+def check_blocks(
+    blocks: Iterable[tuple[Position, bytes]],
+    start: Position,
+    window: Position,
+    checkpoint: Position,
+    frame_bytes: int,
+) -> int:
+    """Assert the invariants I1-I4 of a log over its (key, value) pairs; the number of frames.
+
+    Raises:
+        FormatError: with the block that is wrong.
+    """
+    last, whole, size, count = start, start, 0, 0
+    for stop, value in blocks:
+        columns = frame_format.scan(value)
+        check_order(columns)
+        first = position_at(columns, 0)
+        if columns.stop != len(value) or position_at(columns, len(columns) - 1) != stop:
+            raise FormatError(f"I1: the block at {stop} ends elsewhere")
+        if first <= last:
+            raise FormatError(f"I1: the block at {stop} begins at {first} after {last}")
+        last, size, count = stop, size + len(value), count + len(columns)
+        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+        if len(ends) and ends[-1] == len(columns) - 1:
+            whole = stop
+        elif len(ends):
+            raise FormatError(f"I2: the block at {stop} continues after a window's end")
+    if not start <= whole <= window <= checkpoint:
+        raise FormatError(
+            f"I3: whole windows end at {whole}, but the facts are {start}, {window}, {checkpoint}"
+        )
+    if whole < last and window != whole:
+        raise FormatError(f"I3: a window is open after {whole}, but the facts have {window}")
+    if checkpoint < last:
+        raise FormatError(f"I4: frames up to {last}, checkpoint {checkpoint}")
+    if size != frame_bytes:
+        raise FormatError(f"{size} bytes are stored, the facts state {frame_bytes}")
+    return count

@@ -101,9 +101,20 @@ def require_every_change(log: HotLog, since: Position | None, until: Position) -
 def require_repaired(log: HotLog, names: Sequence[str], since: Position) -> None:
     """Refuse a reader whose range covers a gap while one of its sources is not repaired.
 
+    A reader that had been inside a gap, because it was ahead of the log, is always refused: a row
+    that it has may have been deleted later in the gap, and the copy never had that row.
+
     Raises:
         NotSeeded: with the sources that are not repaired yet.
+        LogTooYoung: the range begins inside a gap.
     """
+    for gap in gaps_of(log):
+        if gap.is_bridged and gap.start < since < gap.stop:
+            raise LogTooYoung(
+                f"the changes after {gap.start} up to {gap.stop} are lost, and your {since} lies "
+                "between the two",
+                oldest=gap.stop.to_json(),
+            )
     if not any(gap.is_bridged and not gap.is_repaired and since < gap.stop for gap in gaps_of(log)):
         return
     states = log.note("seeding") or {}

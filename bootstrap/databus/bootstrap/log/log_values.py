@@ -86,6 +86,11 @@ def open_fact(name: bytes, value: bytes, *, must_be_sealed: bool) -> bytes:
     return text
 
 
+def schema_key(number: int) -> bytes:
+    """The key of a version."""
+    return _NUMBER.pack(number)
+
+
 def pack_schema(number: int, schema: SourceSchema) -> tuple[bytes, bytes]:
     """(key, value) of a version."""
     text = json.dumps(schema.to_json()).encode()

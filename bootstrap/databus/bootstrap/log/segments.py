@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.log_recording import record_notes, require_own, switch_recorded
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.manifest import Manifest, Store, new_run_id
 from databus.bootstrap.runs.parquet_runs import PARQUET, ROW_GROUP_BYTES, Run, RunKind, describe
-from databus.bootstrap.runs.schema_note import note_schemas
 from databus.client.splits.frame_tables import SCHEMA, as_table
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
@@ -45,15 +45,12 @@ def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
     failpoints.reach("seal.file_written")
     if run is None:
         return None
-    if run.partial_rows:
-        # Before the manifest names the segment: the applier folds its rows by them.
-        note_schemas(store.storage, log.schemas())
 
     def with_run(manifest: Manifest) -> Manifest:
         log_handover.require(log, store, manifest)
         return manifest.with_changes(add=run, now_us=now_us)
 
-    store.switch(with_run)
+    switch_recorded(log, store, with_run)
     failpoints.reach("seal.manifest_switched")
     log.drop_until(run.stop, now_us)
     failpoints.reach("seal.log_dropped")
@@ -74,14 +71,14 @@ def finish(log: HotLog, store: Store, now_us: int) -> Manifest:
     manifest = store.read()
     if not log.is_new():
         log_handover.require(log, store, manifest)
+        require_own(log, store, manifest)
         stop = manifest.stop
         if stop is not None and log.state().start < stop:
             log.drop_until(stop, now_us)
         store.note_dropped(log_handover.dropped(log, store, manifest))
         if stop is not None and log_handover.begins_here(log):
-            manifest = store.switch(lambda current: current.without(current.runs, now_us))
-        if any(run.partial_rows for run in manifest.runs):
-            note_schemas(store.storage, log.schemas())  # earlier releases did not
+            manifest = switch_recorded(log, store, lambda found: found.without(found.runs, now_us))
+        record_notes(log, store)
     store.sweep("s")
     return manifest
 

@@ -22,11 +22,11 @@ from databus.bootstrap.merging.run_planner import Merge, Retention
 from databus.bootstrap.merging.spark_tasks import Output
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.apply_progress import ApplyProgress
+from databus.bootstrap.runs.log_record import recorded_schemas
 from databus.bootstrap.runs.manifest import Store, new_run_id
 from databus.bootstrap.runs.open_readers import held
 from databus.bootstrap.runs.parquet_runs import PARQUET, ROW_GROUP_BYTES, Run, RunKind
 from databus.bootstrap.runs.run_storage import LocalFiles
-from databus.bootstrap.runs.schema_note import noted_schemas
 from databus.client.splits import partial_rows
 from databus.common.checkpoint import ORIGIN
 from databus.common.errors import BucketError, StoreError
@@ -166,7 +166,7 @@ class Applier:
         """The layouts of rows, where PARTIAL ones may be folded."""
         if merge.kind is not RunKind.BASE or not any(run.partial_rows for run in merge.inputs):
             return {}
-        return partial_rows.layouts_of(noted_schemas(self.store.storage))
+        return partial_rows.layouts_of(recorded_schemas(self.store.storage, self.store.read()))
 
 
 def _record(merge: Merge, run: Run, seconds: float) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from databus.bootstrap.log import log_gaps, seeding, segments
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import FOLDER, HotLog
+from databus.bootstrap.log.log_recording import record_notes
 from databus.bootstrap.log.relay_api import RelayApi, credentials_of
 from databus.bootstrap.log.seeding import Seeder
 from databus.bootstrap.log.table_repairs import TableRepairs, name_of
@@ -48,6 +49,7 @@ SEED_POLL_S = 0.5
 DUMP_POLL_S = 0.05
 SEEDED_POLL_S = 5.0
 NOTE_EVERY_S = 2.0
+RECORD_EVERY_S = 5.0
 RETRY_S = 1.0
 OWNER = "owner"
 
@@ -133,15 +135,8 @@ class LogWriter:
 
     def _begin(self, held: contextlib.ExitStack) -> None:
         """Take the writer's leases and give them to ``held``; all of them or none."""
-        local = Store(self.folder)
-        local.create()
         with contextlib.ExitStack() as taken:
-            taken.enter_context(local.lease("writer"))
-            if self.store.storage.folder is None:
-                self.store.create()
-                # While we hold the log's folder, no other process can be the owner that it names.
-                owner = _owner(local)
-                taken.enter_context(self.store.lease("writer", owner))
+            taken.enter_context(writer_leases(self.folder, self.store))
             held.push(taken.pop_all())
 
     def _failure(self, error: Exception) -> str:
@@ -191,7 +186,8 @@ class LogWriter:
         if is_new and (stop := self.store.read().stop or self.store.dropped()) is not None:
             raise StoreError(
                 f"{self.store.url} has runs up to {stop}, but the log that they came from is not "
-                f"in {self.folder / FOLDER}; restore it, or start again with an empty store"
+                f"in {self.folder / FOLDER}; run `databus restore`, or start again with an empty "
+                "store"
             )
         self.log.bind(self.database, str(document["clock"]), start)
 
@@ -233,8 +229,16 @@ class LogWriter:
 
     async def _keep_sealing(self) -> None:
         """Seal what has become old enough, whether new frames arrive or not."""
+        recorded, due_s = -1, 0.0
         while True:
             left_s = await self.seal_what_is_old()
+            if self.log.note_revision != recorded and time.monotonic() >= due_s:
+                recorded, due_s = self.log.note_revision, time.monotonic() + RECORD_EVERY_S
+                try:
+                    await self._in_thread(record_notes, self.log, self.store)
+                except DatabusError as error:
+                    recorded = -1
+                    _LOG.warning("the record of %s waits: %s", self.database, error.message)
             await asyncio.sleep(min(max(left_s, 0.1), 1.0))
 
     async def seal_what_is_old(self) -> float:
@@ -376,6 +380,24 @@ async def _first_answer(
             except ServerUnavailable as error:
                 errors.append(error.message)
     raise ServerUnavailable("; ".join(errors) or "no relay is configured")
+
+
+@contextlib.contextmanager
+def writer_leases(folder: Path, store: Store) -> Iterator[None]:
+    """Be the only writer of the log in ``folder`` and of its store while the block runs.
+
+    Raises:
+        StoreBusy: another process is.
+    """
+    local = Store(folder)
+    local.create()
+    with contextlib.ExitStack() as taken:
+        taken.enter_context(local.lease("writer"))
+        if store.storage.folder is None:
+            store.create()
+            # While we hold the log's folder, no other process can be the owner that it names.
+            taken.enter_context(store.lease("writer", _owner(local)))
+        yield
 
 
 def _owner(local: Store) -> str:

@@ -4,7 +4,7 @@ In reading order: FORMAT.md is the store's specification; ``parquet_runs`` (a ru
 files), ``open_run`` (reads one), ``manifest`` (which runs exist), ``run_storage`` (a store in a
 folder), ``s3_storage`` (a store on S3), ``open_readers`` (what readers retain), ``read_leases``
 (the same for readers that open files themselves), ``apply_progress`` (the note of a running merge),
-``schema_note`` (the schemas that frames name), ``failpoints`` (for crash tests).
+``log_record`` (what a log knows beside its frames), ``failpoints`` (for crash tests).
 
 Imported by the other folders of the room.  It imports the client's ``splits`` (columns) alone.
 """

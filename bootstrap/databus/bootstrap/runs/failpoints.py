@@ -17,6 +17,7 @@ STEPS = (
     "append.committed",
     "seal.begun",
     "seal.file_written",
+    "seal.record_written",
     "seal.manifest_switched",
     "seal.log_dropped",
     "merge.begun",
@@ -28,6 +29,8 @@ STEPS = (
     "collect.manifest_switched",
     "collect.one_deleted",
     "sweep.one_deleted",
+    "restore.one_copied",
+    "restore.manifest_switched",
 )
 """Every step that can be named, in the order of one row's way."""
 

@@ -67,7 +67,8 @@ class Manifest:
 
     ``fences`` are, by role, the number of the last holder of a lease that wrote.  ``switches`` are
     marks of the last switches: a writer that lost the answer to a switch finds its mark here.  Both
-    are empty if the store is a folder.
+    are empty if the store is a folder.  ``record`` is the document with what the log knows beside
+    its frames; empty in stores of earlier releases.
     """
 
     version: int = 0
@@ -76,6 +77,7 @@ class Manifest:
     applies: tuple[Mapping[str, Any], ...] = ()
     fences: tuple[tuple[str, int], ...] = ()
     switches: tuple[str, ...] = ()
+    record: str = ""
 
     @property
     def base(self) -> Run | None:
@@ -169,6 +171,8 @@ class Manifest:
         }
         if self.fences or self.switches:
             document |= {"fences": dict(self.fences), "switches": list(self.switches)}
+        if self.record:
+            document["record"] = self.record
         body = json.dumps(document, separators=(",", ":")).encode()
         return body + f"\n{google_crc32c.value(body):08x}\n".encode()
 
@@ -202,6 +206,7 @@ class Manifest:
                     sorted((str(k), int(v)) for k, v in document.get("fences", {}).items())
                 ),
                 switches=tuple(map(str, document.get("switches", ()))),
+                record=_note_name(document.get("record", "")),
             )
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise FormatError(f"manifest: {error!r}") from error
@@ -517,6 +522,12 @@ class Store:
             "retired": [retired.run.id for retired in manifest.retired],
             "applies": list(manifest.applies[-10:]),
         }
+
+
+def _note_name(value: Any) -> str:
+    if not isinstance(value, str) or re.fullmatch(r"(record-[0-9a-f-]+\.json)?", value) is None:
+        raise ValueError(f"{value!r} is not the name of a record")
+    return value
 
 
 def _ids(manifest: Manifest) -> set[str]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from databus.bootstrap.runs import failpoints
 from databus.common.errors import StoreBusy, StoreError
 from databus.common.private import make_folder, private_opener
-from databus.common.storage.durable_files import sync_path
+from databus.common.storage.durable_files import replace_file, sync_path
 
 MANIFEST = "manifest.json"
 RUNS = "runs"
@@ -126,8 +126,8 @@ class Storage(Protocol):
     def delete_run(self, run_id: str) -> None:
         """Delete all files of a run."""
 
-    def write_note(self, name: str, content: bytes) -> None:
-        """Replace a small document that nothing depends on."""
+    def write_note(self, name: str, content: bytes, *, durable: bool = False) -> None:
+        """Replace a small document; with ``durable`` it survives a power loss."""
 
     def read_note(self, name: str) -> bytes | None:
         """The document; None if there is none."""
@@ -299,15 +299,11 @@ class LocalStorage:
         """Delete the run's folder."""
         shutil.rmtree(self.runs_folder / run_id, ignore_errors=True)
 
-    def write_note(self, name: str, content: bytes) -> None:
-        """Replace a file, without durability."""
+    def write_note(self, name: str, content: bytes, *, durable: bool = False) -> None:
+        """Replace a file."""
         path = self.folder / name
-        try:
-            temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}")
-            temporary.write_bytes(content)
-            temporary.rename(path)
-        except OSError as error:
-            raise StoreError(f"{path}: {error}") from error
+        temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}")
+        replace_file(path, content, durable=durable, beside=temporary)
 
     def read_note(self, name: str) -> bytes | None:
         """The file's content."""

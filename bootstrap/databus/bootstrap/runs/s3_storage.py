@@ -127,8 +127,8 @@ class S3Storage:
         prefix = f"{self.prefix}{RUNS}/{run_id}/"
         self.bucket.delete([prefix + name for name in files.names()])
 
-    def write_note(self, name: str, content: bytes) -> None:
-        """Replace an object, without a condition."""
+    def write_note(self, name: str, content: bytes, *, durable: bool = False) -> None:
+        """Replace an object, without a condition; it is durable in any case."""
         self.bucket.replace(self.prefix + name, content)
 
     def read_note(self, name: str) -> bytes | None:

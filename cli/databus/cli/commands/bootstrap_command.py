@@ -1,7 +1,9 @@
-"""``databus bootstrap``: log writer, server and applier; ``databus apply``: the applier alone."""
+"""``databus bootstrap``: log writer, server and applier; ``databus apply``: the applier alone;
+``databus restore``: a new log for stored runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -97,3 +99,36 @@ def apply(
         from databus.bootstrap.processes.bootstrap_processes import run_applier
 
     run_applier(section, every_s=every_s)
+
+
+def restore(
+    config: ConfigPath,
+    copy: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FOLDER", help="Copy the stores from this copy of a data_dir first."
+        ),
+    ] = None,
+) -> None:
+    """Restore the bootstrap server on an empty machine from its runs, on S3 or in a folder.
+
+    The hot log begins again where the runs end, with the schemas, the seeding and the gaps that
+    were stored with them. `databus bootstrap` then continues from the relay. A log with content
+    is refused. A call that was interrupted can be repeated.
+
+    Examples:
+
+        databus restore -c databus.toml
+        databus restore -c databus.toml --from /backup/bootstrap
+    """
+    require_extra("bootstrap")
+    keep_files_private()
+    section = bootstrap_section(config)
+    if copy is not None and not copy.is_dir():
+        raise BadRequest(f"--from {copy} is not a folder")
+    with loading():
+        from databus.bootstrap.processes.log_restore import restore_logs
+
+    for one in restore_logs(section, copy):
+        waiting = f", to be completed: {', '.join(one.waiting[:5])}" if one.waiting else ""
+        print(f"{one.database}: restored up to {one.stop}, {one.schemas} schemas{waiting}")
