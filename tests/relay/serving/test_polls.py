@@ -7,11 +7,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from databus.common.checkpoint import (
     Position,
 )
 from databus.common.frame.frame_format import FrameView, Op, iter_frames
+from databus.relay.serving.stream_sender import MERGED_BYTES
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
 from tests.support.relay_http import (
     BEAT,
@@ -126,3 +128,54 @@ async def test_a_long_poll_without_a_match_ends_with_the_position_it_has_reached
     url = f"{relay.url}/v1/shop/stream"
     found = await frames(http, url, sources="shop.items", wait_ms=50)
     assert ops_and_positions(found) == [(BEAT, 2, 1)]
+
+
+async def test_a_short_answer_goes_out_with_its_head_and_its_length(
+    relay: LiveRelay, http: aiohttp.ClientSession
+) -> None:
+    relay.append(insert(5), insert(6))
+    plain = {**FRAMES, "Accept-Encoding": "identity"}
+    answer = await http.get(f"{relay.url}/v1/shop/stream", params={"scn": 4}, headers=plain)
+    body = await answer.read()
+    assert int(answer.headers["Content-Length"]) == len(body)
+    assert ops_and_positions(list(iter_frames(body))) == [
+        (INSERT, 5, 0), (END, 5, 1), (INSERT, 6, 0), (END, 6, 1),
+    ]  # fmt: skip
+
+
+async def test_a_longer_answer_goes_out_in_chunks_and_is_whole(
+    relay: LiveRelay, http: aiohttp.ClientSession
+) -> None:
+    count = MERGED_BYTES // 40
+    relay.append(window(5, [(Op.INSERT, ORDERS, n) for n in range(count)]))
+    url = f"{relay.url}/v1/shop/stream"
+    for accept in (FRAMES, {"Accept": "application/x-ndjson"}):
+        plain = {**accept, "Accept-Encoding": "identity"}
+        answer = await http.get(url, params={"scn": 4}, headers=plain)
+        body = await answer.read()
+        assert len(body) > MERGED_BYTES
+        assert "Content-Length" not in answer.headers
+    # The rows, and the end of the window.
+    assert len(body.splitlines()) == count + 1
+
+
+async def test_a_commit_while_the_head_of_a_long_poll_goes_out_is_not_missed(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, commits = web.StreamResponse.prepare, [insert(6)]
+    live = LiveRelay(tmp_path, heartbeat="1h")
+
+    async def with_a_commit(response: web.StreamResponse, request: web.BaseRequest) -> object:
+        prepared = await prepare(response, request)
+        if commits and request.path.endswith("/stream"):
+            live.append(commits.pop())
+            for _ in range(10):  # The wake-up comes and goes.
+                await asyncio.sleep(0)
+        return prepared
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", with_a_commit)
+    async with live.served(), asyncio.timeout(20 * PATIENCE):
+        live.append(insert(5))
+        found = await frames(http, f"{live.url}/v1/shop/stream", scn=5, wait_ms=3_600_000)
+    assert ops_and_positions(found) == [(INSERT, 6, 0), (END, 6, 1)]
+    live.close()

@@ -1,6 +1,6 @@
 """Answers to ``/stream``: from the ring through a cursor and a format into the response.
 
-``StreamAnswer`` takes one step at each call and never waits; ``send_stream``
+``StreamAnswer`` takes one step at each call and never waits; ``StreamSender``
 waits, writes and ends.  A reader costs one task, one cursor and at most one block of bytes.
 """
 
@@ -42,6 +42,8 @@ from databus.relay.serving.stream_cursor import StreamCursor, is_ahead, start_po
 from databus.relay.serving.stream_request import StreamRequest
 
 OLDEST_ATTEMPTS = 10
+MERGED_BYTES = 128 << 10
+"""An answer of so many bytes or fewer goes out as a whole, head and body in one write."""
 
 _log = logging.getLogger("databus.relay.serving.stream_sender")
 
@@ -293,29 +295,39 @@ class StreamAnswer:
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """The body of one answer: coded, from the mapping, or unchanged.
+    """The head and the body of one answer: coded, from the mapping, or unchanged.
+
+    The head is held back with the beginning of the body, so that a short answer is one write.
+    The owner calls ``open`` before it waits for anything.
 
     Owner: the task of the request, which closes it.
     """
 
     request: web.Request
-    response: web.StreamResponse
     answer: StreamAnswer
     counters: WorkerCounters
     client: ClientCounter
+    _held: list[Buffer] = field(default_factory=list, init=False)
+    _held_bytes: int = field(default=0, init=False)
+    _response: web.StreamResponse | None = field(default=None, init=False)
     _direct: SocketWriter | None = field(default=None, init=False)
     _is_corked: bool = field(default=False, init=False)
+    _is_last: bool = field(default=False, init=False)
 
     async def write(self, part: Buffer | Extent) -> None:
-        """Send some of the body; returns when there is room for more."""
+        """Send or hold some of the body; returns when there is room for more."""
         answer = self.answer
         if isinstance(part, Extent):
+            if self._response is None and not answer.request.follow:
+                self._directly().set_corked(True)
+                self._is_corked = True
+            await self.open()
             await self._directly().send(answer.database.ring, part)
             answer.passed_on(part)
             size = part.size_bytes
         else:
             size = len(part)
-            await self.response.write(part if answer.coder is None else answer.coder.encode(part))
+            await self._write(part if answer.coder is None else answer.coder.encode(part))
         name = answer.database.name
         events = answer.take_event_count()
         self.counters.add(name, "bytes", size)
@@ -327,18 +339,63 @@ class _Output:
             self._direct = SocketWriter(self.request, spans=self.answer.request.spans)
         return self._direct
 
-    def begin(self, part: Buffer | Extent | None) -> None:
-        """Choose the kind of output by the first part of the body, before the headers go out."""
-        if isinstance(part, Extent) and not self.answer.request.follow:
-            self._directly().set_corked(True)
-            self._is_corked = True
+    async def _write(self, data: Buffer) -> None:
+        if self._response is None and self._held_bytes + len(data) <= MERGED_BYTES:
+            self._held.append(data)
+            self._held_bytes += len(data)
+            return
+        await (await self.open()).write(data)
 
-    async def end(self) -> None:
-        """Send the end of the body."""
+    @property
+    def is_open(self) -> bool:
+        """Whether the head has gone out."""
+        return self._response is not None
+
+    async def open(self) -> web.StreamResponse:
+        """Send the head and what is held, if this has not been done yet."""
+        if self._response is None:
+            self._response = web.StreamResponse(headers=self._headers())
+            if self._is_last:
+                self._response.force_close()
+            await self._response.prepare(self.request)
+            if self._held:
+                await self._response.write(b"".join(self._held))
+                self._held.clear()
+        return self._response
+
+    def _headers(self) -> dict[str, str]:
+        return {
+            **self.answer.headers,
+            "Content-Type": self.answer.format.content_type,
+            "Cache-Control": "no-store",
+            "Vary": "Accept, Accept-Encoding",
+            "X-Accel-Buffering": "no",
+        }
+
+    def set_last(self) -> None:
+        """Let the connection end with this answer."""
+        self._is_last = True
+        if self._response is not None:
+            self._response.force_close()
+
+    async def end(self) -> web.StreamResponse:
+        """The response, with the end of its body; aiohttp sends the whole of one without a head."""
         coder = self.answer.coder
-        await self.response.write_eof(b"" if coder is None else coder.finish())
+        end = b"" if coder is None else coder.finish()
+        if self._response is None:
+            whole = web.Response(body=b"".join((*self._held, end)), headers=self._headers())
+            if self._is_last:
+                whole.force_close()
+            return whole
+        await self._response.write_eof(end)
         if self._is_corked:
             self._directly().set_corked(False)
+        return self._response
+
+    def cut(self) -> web.StreamResponse:
+        """The response of a connection that is lost, or that ends in the middle of the body."""
+        self.set_last()
+        return self._response or web.Response(headers=self._headers())
 
     def close(self) -> None:
         """Close the socket's descriptor."""
@@ -369,35 +426,23 @@ class StreamSender:
         except ScnTooOld:
             client.add("too_old")
             raise
-        response = web.StreamResponse(
-            headers={
-                **answer.headers,
-                "Content-Type": answer.format.content_type,
-                "Cache-Control": "no-store",
-                "Vary": "Accept, Accept-Encoding",
-                "X-Accel-Buffering": "no",
-            }
-        )
-        output = _Output(request, response, answer, self.counters, client)
+        output = _Output(request, answer, self.counters, client)
         self.counters.add(database.name, "readers")
         self.counters.add(database.name, "ahead", int(answer.is_ahead))
         try:
-            output.begin(part)
-            await response.prepare(request)
-            await self._run(output, part)
+            return await self._run(output, part)
         except CutOff as error:
             self.counters.add(database.name, "overtaken")
             client.add("overtaken")
             _log.info("a reader of %s was cut off: %s", database.name, error)
-            response.force_close()
+            return output.cut()
         except ConnectionError:
-            response.force_close()
+            return output.cut()
         finally:
             output.close()
             self.counters.add(database.name, "readers", -1)
-        return response
 
-    async def _run(self, output: _Output, part: Buffer | Extent | None) -> None:
+    async def _run(self, output: _Output, part: Buffer | Extent | None) -> web.StreamResponse:
         """Send part after part; an error becomes the last one."""
         answer = output.answer
         try:
@@ -411,16 +456,16 @@ class StreamSender:
             self.counters.add(answer.database.name, "overtaken")
             output.client.add("overtaken")
             await output.write(answer.error(overtaken))
-            output.response.force_close()
+            output.set_last()
         except DatabusError as error:
             await output.write(answer.error(error))
-            output.response.force_close()
+            output.set_last()
         except Exception:
             _log.exception("the stream of %s failed", answer.database.name)
             failed = InternalError(f"the stream failed after {answer.cursor.position}")
             await output.write(answer.error(failed))
-            output.response.force_close()
-        await output.end()
+            output.set_last()
+        return await output.end()
 
     async def _send_parts(self, output: _Output, part: Buffer | Extent | None) -> None:
         request, answer = output.request, output.answer
@@ -439,6 +484,11 @@ class StreamSender:
             if part is None:
                 if not follow and (answer.sent_a_frame or now() >= deadline_s):
                     break
+                if not output.is_open:
+                    # A commit may come while the head goes out (I1): look again after it.
+                    await output.open()
+                    part = answer.next_of_batch(now(), is_last=not follow and now() >= deadline_s)
+                    continue
                 until_s = beat_s if follow else min(deadline_s, now() + self.config.heartbeat)
                 if answer.batch is not None and answer.batch.is_held:
                     await asyncio.sleep(answer.batch.poll_delay_s(until_s - now()))
