@@ -20,7 +20,8 @@ from databus.client import DatabusClient, RawWindows
 from databus.client.client import Start, StartWord
 from databus.client.pulling.pull_machine import Verb
 from databus.common.errors import BadRequest
-from databus.common.http.json_rendering import Renderer, to_line
+from databus.common.http.json_rendering import Renderer
+from databus.common.json_text import json_text
 
 _COLUMNS = "{scn:>12} {seq:>5} {op} {source:<24} {key:<28} {after}"
 
@@ -111,7 +112,7 @@ def _start(text: str, bootstraps: list[str]) -> Start:
 
 async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bool) -> None:
     renderer = Renderer(client.database, client.schemas.by_fingerprint)
-    show = _table_row if as_table else to_line
+    show = _table_row if as_table else json_text
     out = sys.stdout
     if as_table:
         out.write(_COLUMNS.format(**_HEADINGS).rstrip() + "\n")

@@ -6,27 +6,14 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 from databus.common.envelopes.connect_types import ConnectType
+from databus.common.json_text import json_bytes
 
 Convert = Callable[[Any], Any]
-_PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def _dumps_plain(value: Any) -> bytes:
-    return _PLAIN.encode(value).encode()
-
-
-try:
-    import orjson  # Several times as fast; the extra ``kafka`` has it.
-
-    _dumps: Callable[[Any], bytes] = orjson.dumps
-except ImportError:
-    _dumps = _dumps_plain
 
 
 class JsonEncoding:
@@ -49,10 +36,10 @@ class JsonEncoding:
         """The JSON of a value, in UTF-8; JSON needs no subject."""
         known = self._known.get(id(kind))
         if known is None:
-            schema = _dumps(kind.to_json()) if self._with_schemas else b""
+            schema = json_bytes(kind.to_json()) if self._with_schemas else b""
             known = self._known[id(kind)] = (kind, jsonable(kind), schema)
         _, convert, schema = known
-        data = _dumps(value if convert is None or value is None else convert(value))
+        data = json_bytes(value if convert is None or value is None else convert(value))
         return b'{"schema":' + schema + b',"payload":' + data + b"}" if schema else data
 
 

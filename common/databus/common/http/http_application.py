@@ -35,10 +35,10 @@ from databus.common.http.http_connections import (
     bounded_server,
     most_connections,
 )
-from databus.common.http.json_rendering import to_line
 from databus.common.http.peer_answers import read_json
 from databus.common.http.request_guard import RequestGuard
 from databus.common.http.request_parameters import check_names
+from databus.common.json_text import json_text
 
 PROBLEM_TYPE = "application/problem+json"
 SHUTDOWN_S = 1.0
@@ -56,7 +56,7 @@ _log = logging.getLogger("databus.http")
 def json_response(document: Any, *, status: int = 200) -> web.Response:
     """A JSON answer that no cache stores."""
     return web.Response(
-        body=to_line(document).encode(errors="replace"),
+        body=json_text(document).encode(errors="replace"),
         status=status,
         content_type="application/json",
         headers={"Cache-Control": "no-store"},
@@ -66,7 +66,7 @@ def json_response(document: Any, *, status: int = 200) -> web.Response:
 def problem_response(error: DatabusError, headers: Mapping[str, str] | None = None) -> web.Response:
     """The answer to a request that failed with ``error``."""
     return web.Response(
-        body=to_line(to_problem(error)).encode(errors="replace"),
+        body=json_text(to_problem(error)).encode(errors="replace"),
         status=error.status,
         headers={
             "Content-Type": PROBLEM_TYPE,
@@ -222,7 +222,7 @@ async def serve(
     acceptor = Acceptor(
         listener,
         server,
-        to_line(to_problem(refusal)).encode(),
+        json_text(to_problem(refusal)).encode(),
         most_connections(max_connections),
         tls,
     )

@@ -23,13 +23,6 @@ from databus.common.frame.frame_format import (
 from databus.common.schema.column_values import to_json_record
 from databus.common.schema.source_schema import Column, SourceSchema
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def to_line(document: dict[str, Any]) -> str:
-    """The object as one line of JSON, without the line's end."""
-    return _ENCODER.encode(document)
-
 
 class Renderer:
     """Turns the frames of one database into JSON objects.

@@ -12,7 +12,8 @@ from typing import Protocol
 from databus.common.checkpoint import Position
 from databus.common.errors import BadRequest, DatabusError, NotAcceptable, to_problem
 from databus.common.frame.frame_format import CONTROL_NAMES, Buffer, Op, pack_frame
-from databus.common.http.json_rendering import Renderer, to_line
+from databus.common.http.json_rendering import Renderer
+from databus.common.json_text import json_text
 
 FRAMES_TYPE = "application/vnd.databus.frames"
 NDJSON_TYPE = "application/x-ndjson"
@@ -58,7 +59,7 @@ class Ndjson:
 
     def render(self, block: Buffer) -> Buffer:
         """A line for each frame."""
-        lines = [to_line(document) for _, document in self._renderer.objects(block)]
+        lines = [json_text(document) for _, document in self._renderer.objects(block)]
         return ("\n".join(lines) + "\n").encode() if lines else b""
 
 
@@ -78,7 +79,7 @@ class ServerSentEvents:
             if frame.op != Op.ERROR:
                 parts.append(f"id: {frame.scn}:{frame.seq}\n")
             name = CONTROL_NAMES.get(frame.op, "change")
-            parts.append(f"event: {name}\ndata: {to_line(document)}\n\n")
+            parts.append(f"event: {name}\ndata: {json_text(document)}\n\n")
         return "".join(parts).encode()
 
 

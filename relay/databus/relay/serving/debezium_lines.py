@@ -14,8 +14,9 @@ from databus.common.envelopes.frame_changes import FrameChanges, product_of
 from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.row_change import EnvelopeRecord
 from databus.common.frame.frame_format import Buffer
-from databus.common.http.json_rendering import Renderer, to_line
+from databus.common.http.json_rendering import Renderer
 from databus.common.http.stream_formats import NDJSON_TYPE, RENDERED_BLOCK_BYTES
+from databus.common.json_text import json_text
 from databus.relay.serving.database_view import DatabaseView
 
 
@@ -47,7 +48,7 @@ class DebeziumLines:
         lines = []
         for frame, change in self._changes.read(block):
             if change is None:
-                lines.append(to_line(self._renderer.control(frame)))
+                lines.append(json_text(self._renderer.control(frame)))
             else:
                 lines += [self._line(one) for one in self._envelope.records(change)]
         return ("\n".join(lines) + "\n").encode() if lines else b""
