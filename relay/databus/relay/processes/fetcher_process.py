@@ -52,7 +52,7 @@ class FetcherRoles:
             asyncio.get_running_loop().add_reader(fd, self._on_readable, self._socket)
 
     def _on_readable(self, channel: socket.socket) -> None:
-        data, fds = b"", []
+        data, fds = b"", list[int]()
         with contextlib.suppress(ConnectionResetError):
             data, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
         if not data:  # The supervisor has died, and this process with it.
