@@ -95,6 +95,15 @@ format: setup ## Format the code and fix what ruff can fix
 bench: setup ## Run the benchmarks in full (minutes) and draw their plots
 	@for figure in $(FIGURES); do echo "== $$figure"; $(BIN)/python -m benchmarks.$$figure; done
 
+.PHONY: bench-peers
+bench-peers: setup-test ## Measure beside every peer that can be had (an hour), and print the README's table
+	-@benchmarks/peers/install.sh
+	@$(BIN)/python -m benchmarks.fig_13_relay_throughput --consumers 1,10,40 --workers 1 --intervals 0 --seconds 1
+	@$(BIN)/python -m benchmarks.fig_15_latency --consumers 1,40 --rates 2000 --seconds 2
+	@for database in mariadb mysql postgres; do \
+		$(BIN)/python -m benchmarks.capture_$$database --rows 300000 --rates 1000; done
+	@$(BIN)/python -m benchmarks.peer_table
+
 SEED ?= 0
 CASES ?= 20000
 MINUTES ?= 1
@@ -167,6 +176,7 @@ run-bench-smoke:
 	@printf '%s\n' $(FIGURES) | xargs -P 2 -I {} bash -c \
 		'said=$$($(BIN)/python -m benchmarks.{} --smoke 2>&1) && code=0 || code=$$?; \
 		printf -- "-- %s\n%s\n" {} "$$said"; exit $$code'
+	@$(BIN)/python -m benchmarks.peer_table --smoke
 run-storm:
 	@echo "== storm"
 	@$(BIN)/python -m tests.storm.ci

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,7 +25,7 @@ from benchmarks.loopback import PIECE_BYTES
 from databus.cli.demo.guardian import Guardian
 from databus.cli.demo.private_servers import free_port
 
-START_S = 30
+START_S = 60
 REDIS_BATCH = 500
 NATS_BATCH = 500
 STREAM = b"events"
@@ -54,6 +54,7 @@ class Broker(ABC):
 
     name: ClassVar[str]
     program: ClassVar[str]
+    source: ClassVar[str] = "scripts/brokers.sh"
 
     def __init__(self, events: Sequence[memoryview] = ()) -> None:
         self._events = events
@@ -72,13 +73,10 @@ class Broker(ABC):
         return find(cls.program) is not None
 
     def __enter__(self) -> Self:
-        found = find(self.program)
-        assert found is not None
-        program, environment = found
+        command, environment = self._command(Path(self._folder.name))
         with open(Path(self._folder.name) / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [program, *self._arguments(Path(self._folder.name))],
-                env=environment, stdout=log, stderr=log, start_new_session=True,
+                command, env=environment, stdout=log, stderr=log, start_new_session=True,
                 cwd=self._folder.name,
             )  # fmt: skip
         self._guardian = Guardian(self._process.pid, group=True)
@@ -96,9 +94,16 @@ class Broker(ABC):
         self._guardian.release()
         self._folder.cleanup()
 
-    @abstractmethod
+    def _command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """The command that starts the server in ``folder``, and its environment."""
+        found = find(self.program)
+        assert found is not None
+        program, environment = found
+        return [program, *self._arguments(folder)], environment
+
     def _arguments(self, folder: Path) -> list[str]:
-        """What the program is started with; ``folder`` is its own."""
+        """The arguments of the program; ``folder`` is its own."""
+        raise NotImplementedError
 
     @abstractmethod
     def _fill(self) -> None:
@@ -353,7 +358,3 @@ def read_nats(until: float, index: int, port: int, count: int, size: int) -> int
         with NatsConnection(port) as nats:
             total += nats.push(until, buffer, size)
     return total
-
-
-READERS: dict[type[Broker], Callable[..., int]] = {Redis: read_redis, Nats: read_nats}
-"""The brokers and what reads each: called with a time, an index, port, count and size."""

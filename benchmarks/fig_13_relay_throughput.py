@@ -2,8 +2,8 @@
 
 A relay with a filled ring of 2.5 KB events; every consumer reads the ring from its oldest
 event on, in one long answer or polling at the interval (0: again at once), and restarts at
-its end.  Beside it, in the same run and with as many readers: raw loopback, NATS JetStream and
-Redis Streams with the same events, and the paper's figure for one gigabit.
+its end.  Beside it, in the same run and with as many readers: raw loopback, NATS JetStream,
+Redis Streams and Apache Kafka with the same events, and the paper's figure for one gigabit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.brokers import READERS
 from benchmarks.harness import (
     Report,
     Run,
@@ -28,6 +27,7 @@ from benchmarks.harness import (
     ratio,
     start,
 )
+from benchmarks.kafka_broker import READERS
 from benchmarks.loopback import PIECE_BYTES, RawSender, http_get, read_bytes, read_raw
 from benchmarks.relay_process import RelayProcess
 from databus.common.frame import frame_format
@@ -169,7 +169,7 @@ def measure_brokers(
     """
     for broker, read in READERS.items():
         if not broker.is_here():
-            report.note(f"{broker.name}: {broker.program} is not here; scripts/brokers.sh gets it")
+            report.note(f"{broker.name}: {broker.program} is not here; {broker.source} gets it")
             continue
         with broker(events) as server:
             reader_arguments = (server.port, server.count, server.size)
