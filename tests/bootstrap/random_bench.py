@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging import applier as applier_module
 from databus.bootstrap.merging import bucket_tasks, spark_tasks
+from databus.bootstrap.merging.applier import Applier
 from databus.bootstrap.merging.bucket_runs import (
     WrittenFile,
-    merged_run,
+    finished_files,
     plain_bytes,
+    run_of,
     worker_tasks,
 )
+from databus.bootstrap.merging.process_merges import ProcessMerges
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.manifest import Store, new_run_id
 from databus.bootstrap.runs.parquet_runs import PARQUET, Run, RunKind
 from databus.bootstrap.runs.run_storage import LocalFiles
@@ -44,8 +51,12 @@ from tests.bootstrap.model import (
 )
 
 
+class Killed(BaseException):
+    """The process dies here."""
+
+
 class RandomBench:
-    """A store whose runs are compacted by the model instead of Spark."""
+    """A store whose runs are compacted by the model instead of Spark, or by bounded applies."""
 
     def __init__(self, folder: Path, seed: int, steps: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -64,10 +75,12 @@ class RandomBench:
             self.write(self.rng.randrange(1, 5))
         elif draw < 0.75:
             segments.seal(self.log, self.store, 1)
-        elif draw < 0.9:
+        elif draw < 0.85:
             self.merge()
-        else:
+        elif draw < 0.92:
             self.rebase()
+        else:
+            self.apply()
 
     def write(self, windows: int) -> None:
         self.blocks.append(self.history.block(windows))
@@ -93,6 +106,28 @@ class RandomBench:
         unique = {one.position: one for one in frames}
         rows = compact([unique[position] for position in sorted(unique)], base=True)
         self._replace(Merge(tuple(inputs), RunKind.BASE), rows, grace)
+
+    def apply(self) -> None:
+        """An apply of the real applier, of bounded work, which may be killed at any step."""
+        steps = ("merge.begun", "merge.rows_written", "merge.files_written", "collect.one_deleted")
+        dies_at = self.rng.choice((*steps, *("",) * len(steps)))
+
+        def reach(step: str) -> None:
+            if step == dies_at:
+                raise Killed(step)
+
+        applier = Applier(
+            self.store,
+            ProcessMerges(),
+            grace_us=0,
+            apply_bytes=self.rng.choice((1, 500, 2000, 1 << 30)),
+        )
+        with (
+            patch.object(applier_module, "FILE_BYTES", 400),
+            patch.object(failpoints, "reach", reach),
+            contextlib.suppress(Killed),
+        ):
+            applier.apply()
 
     def _replace(self, merge: Merge, frames: list[Any], grace: bool) -> None:
         if self.rng.random() < 0.5:
@@ -176,7 +211,8 @@ def in_process(store: Store, merge: Merge, rng: random.Random) -> Run:
         for batch in merging(iter(table.to_batches(max_chunksize=rng.choice((1, 3, 100)))))
         for one in batch.to_pylist()
     ]
-    return merged_run(store, merge, run_id, plan, written, 1)
+    files = [*plan.untouched, *finished_files(store, run_id, plan, written)]
+    return run_of(merge, run_id, files, 1)
 
 
 _SETTINGS = settings(

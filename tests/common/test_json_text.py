@@ -13,11 +13,7 @@ from databus.common import json_text
 
 _FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 _VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text()
-    | _FLOATS,
+    st.none() | st.booleans() | st.integers() | st.text() | _FLOATS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )

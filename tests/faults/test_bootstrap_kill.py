@@ -7,6 +7,7 @@ store must be whole, and a resumed run must lead to the state that an undisturbe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 SEED = 77
 ROOT = Path(__file__).parents[2]
 BLOCKS = 8
+PART_BYTES = 120
 
 
 def blocks() -> list[bytes]:
@@ -98,6 +100,27 @@ def merge_here(folder: Path) -> None:
         Applier(Store(folder), ProcessMerges(aside), grace_us=0).apply()
 
 
+def merge_in_parts(folder: Path) -> None:
+    """The same, with a bound that leaves a base unfinished."""
+    from unittest.mock import patch
+
+    from databus.bootstrap.merging import applier
+    from databus.bootstrap.merging.process_merges import ProcessMerges
+
+    with (
+        scratch_folders.scratch_folder(folder.parent) as aside,
+        patch.object(applier, "FILE_BYTES", PART_BYTES),
+    ):
+        whole = applier.Applier(Store(folder), ProcessMerges(aside), grace_us=0)
+        if Store(folder).read().base is None:
+            whole.apply()
+            return
+        part = applier.Applier(
+            Store(folder), ProcessMerges(aside), grace_us=0, apply_bytes=10 * PART_BYTES
+        )
+        part.apply()
+
+
 def replace(folder: Path) -> None:
     """What the applier does around Spark: replace other runs by a merged one."""
     store = Store(folder)
@@ -131,6 +154,7 @@ ACTIONS = {
     "write": write,
     "merge": merge,
     "merge_here": merge_here,
+    "merge_in_parts": merge_in_parts,
     "replace": replace,
     "restore": restore,
 }
@@ -204,6 +228,7 @@ RESTORE_STEPS = [
     "append.before_commit",
     "append.committed",
 ]
+PART_STEPS = [*MERGE_STEPS, "manifest.file_written", "manifest.renamed", "merge.begun"]
 REPLACE_STEPS = [
     "merge.begun",
     "manifest.file_written",
@@ -296,6 +321,34 @@ def test_a_restore_killed_at_any_step_is_repeated_and_the_writer_resumes(
     log, _ = open_log(folder)
     assert log.state().last == list(iter_frames(blocks()[-1]))[-1].position
     log.close()
+
+
+@pytest.mark.slow
+def test_an_applier_killed_in_each_part_of_a_base_resumes_without_loss(tmp_path: Path) -> None:
+    folder = tmp_path / "shop"
+    log, store = open_log(folder)
+    taken = blocks()
+    for number, block in enumerate(taken):
+        log.append(block, 1)
+        segments.seal(log, store, 1)
+        if number == BLOCKS // 2:
+            merge_in_parts(folder)
+    log.close()
+    killed: dict[str, set[int]] = {step: set() for step in PART_STEPS}
+    base = store.read().base
+    for step in itertools.islice(itertools.cycle(PART_STEPS), 60):
+        before = store.read().unfinished
+        code = run_child("merge_in_parts", folder, step)
+        assert_whole(folder)
+        if code == 0 and store.read().unfinished is None:
+            break
+        killed[step].add(before.tasks_done if before else 0)
+    assert store.read().base != base and store.read().unfinished is None
+    assert all(max(done) > 0 for done in killed.values()), "in a later part than the first"
+    manifest = store.read()
+    named = {(file.folder or run.id, file.name) for run in manifest.runs for file in run.files}
+    assert run_child("merge_in_parts", folder, None) == 0
+    assert {(path.parent.name, path.name) for path in store.runs_folder.glob("*/*")} == named
 
 
 def test_every_step_is_killed_at_somewhere_in_this_file() -> None:

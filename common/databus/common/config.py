@@ -327,6 +327,11 @@ class BootstrapConfig(Section):
     """Interval at which the applier merges.
     Example: apply_every = "5min" """
 
+    apply_bytes: Bytes = Field(default=16 << 30, ge=1 << 20)
+    """Bytes of rows that one apply of a store merges, about. A larger merge, such as of a large
+    base, is done in parts: each apply does some buckets of it.
+    Example: apply_bytes = "64GiB" """
+
     segment_bytes: Bytes = Field(default=64 << 20, ge=4 << 10)
     """Size at which the hot log is sealed into a Parquet segment.
     Example: segment_bytes = "128MiB" """

@@ -217,7 +217,7 @@ def test_large_runs_are_cut_into_buckets(
     for _ in range(2):
         bench.segment(40)
     applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
-    merged = applier._merge(Merge(bench.store.read().chain, RunKind.DELTA))
+    merged, _ = applier._merge(Merge(bench.store.read().chain, RunKind.DELTA), None)
     run = bench.store.read().find(str(merged["run"]))
     assert run is not None
     assert len(run.files) > 2 and any(len(file.bucket) > 0 for file in run.files)
@@ -229,7 +229,7 @@ def test_a_base_is_renewed_from_a_run_that_crosses_its_end(bench: Bench, spark: 
     bench.segment()
     applier.apply()
     bench.segment()
-    applier._merge(Merge(bench.store.read().chain, RunKind.DELTA))
+    applier._merge(Merge(bench.store.read().chain, RunKind.DELTA), None)
     (crossing,) = bench.store.read().chain
     base = bench.store.read().base
     assert base is not None

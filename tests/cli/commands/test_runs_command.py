@@ -13,6 +13,7 @@ from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.runs.apply_progress import ApplyProgress
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.bootstrap.runs.unfinished_merge import UnfinishedMerge
 from tests.bootstrap.model import CLOCK, START, History, compact, frames_of, write_run
 
 
@@ -78,6 +79,16 @@ def test_the_same_is_given_as_json(databus: Any, config: Path) -> None:
     assert document["database"] == "shop"
     assert [run["kind"] for run in document["runs"]] == ["base", "segment", "segment"]
     assert document["applies"][0]["tier"] == 2
+
+
+def test_a_merge_that_is_done_in_parts_is_shown(databus: Any, config: Path) -> None:
+    store = Store(config.parent / "data" / "shop")
+    inputs = tuple(run.id for run in store.read().runs)
+    merge = UnfinishedMerge(RunKind.BASE, inputs, "0", 2, 5, ())
+    store.switch(lambda manifest: manifest.with_unfinished(merge))
+    assert "shop: the next base has 2 of 5 buckets" in databus("runs", "-c", config).out
+    document = json.loads(databus("runs", "-c", config, "--json").out)
+    assert document["unfinished"] == {"kind": "base", "runs": 3, "tasks_done": 2, "tasks": 5}
 
 
 @pytest.mark.parametrize(

@@ -108,34 +108,45 @@ def worker_tasks(store: Store, plan: BucketPlan, workers: int) -> list[list[spar
     return found
 
 
-def merged_run(
-    store: Store,
-    merge: Merge,
-    run_id: str,
-    plan: BucketPlan,
-    written: Iterable[WrittenFile],
-    now_us: int,
-) -> Run:
-    """The run that a merge has made: its files are durable, and others in its folder are deleted.
+def finished_files(
+    store: Store, run_id: str, plan: BucketPlan, written: Iterable[WrittenFile]
+) -> list[RunFile]:
+    """The files of a plan's tasks: they are durable, others in the run's folder are deleted.
 
     Raises:
         StoreError: a file is not whole.
     """
     files = store.files(run_id)
-    found: list[RunFile] = list(plan.untouched)
+    found: list[RunFile] = []
     for one in written:
         task = plan.tasks[one.task]
         if one.name:
             found.append(describe(files, one.name, task.source_id, one.bucket))
         elif task.taken is not None:
             found.append(task.taken)
-    ordered = in_order(found)
-    used = [file.name for file in ordered if not file.folder]
+    used = [file.name for file in in_order(found) if not file.folder]
     for name in files.names():
         if name not in used:
             files.delete(name)
     files.settle(used)
+    return found
+
+
+def are_there(store: Store, files: Iterable[RunFile]) -> bool:
+    """Whether the files of an unfinished merge exist: a copied store may lack some."""
+    folders: dict[str, set[str]] = {}
+    for file in files:
+        folders.setdefault(file.folder, set()).add(file.name)
+    known = set(store.storage.run_ids())
+    return folders.keys() <= known and all(
+        names <= set(store.files(folder).names()) for folder, names in folders.items()
+    )
+
+
+def run_of(merge: Merge, run_id: str, files: list[RunFile], now_us: int) -> Run:
+    """The run that a merge has made of its files, which are durable."""
     is_base = merge.kind is RunKind.BASE
+    ordered = in_order(files)
     rows = sum(file.rows for file in ordered)
     cuts = bucket_tasks.truncates(merge.inputs)
     return Run(

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import google_crc32c
+
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind
 from databus.common.checkpoint import ORIGIN, Position
@@ -41,7 +43,8 @@ class BucketTask:
     """Merge one bucket of one source: clustered files, and what is shuffled to it.
 
     If there are no rows but those of ``taken``, that file becomes a file of the new run.
-    ``split_bits`` more leading bits name the files that are written.
+    ``split_bits`` more leading bits name the files that are written.  ``frame_bytes`` is what is
+    read, approximately.
     """
 
     source_id: int
@@ -50,6 +53,7 @@ class BucketTask:
     taken: RunFile | None
     cut: Position | None
     split_bits: int
+    frame_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,27 @@ class BucketPlan:
     def units(self) -> int:
         """How many units there are."""
         return sum(2**bits for bits in self.unit_bits.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for plans whose tasks are the same, in the same order."""
+        tasks = [
+            (t.source_id, t.bucket, t.split_bits, [one.file.name for one in t.inputs])
+            for t in self.tasks
+        ]
+        content = repr((tasks, [file.name for file in self.untouched])).encode()
+        return f"{google_crc32c.value(content):08x}"
+
+    def end_of_part(self, begin: int, most_bytes: int | None) -> int:
+        """Where the tasks end that begin at ``begin``, one of them at least, and read this much."""
+        if most_bytes is None:
+            return len(self.tasks)
+        total = 0
+        for number in range(begin, len(self.tasks)):
+            total += self.tasks[number].frame_bytes
+            if total > most_bytes and number > begin:
+                return number
+        return len(self.tasks)
 
 
 def plan(merge: Merge, plain_bytes: Mapping[int, int], file_bytes: int = FILE_BYTES) -> BucketPlan:
@@ -132,7 +157,7 @@ def _tasks(
         split_bits = min(bits_for(share / 1.5, file_bytes), MOST_BITS - min(MOST_BITS, len(bucket)))
         before = olds.get(bucket) if cut is None else None
         taken = taken_over(before.run, before.file) if before else None
-        tasks.append(BucketTask(source, bucket, inputs, taken, cut, split_bits))
+        tasks.append(BucketTask(source, bucket, inputs, taken, cut, split_bits, int(share)))
     return tasks
 
 

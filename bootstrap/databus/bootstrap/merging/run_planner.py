@@ -7,6 +7,7 @@ range, its rows after t are exactly the net changes since t, for any t inside th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -220,9 +221,29 @@ class Merge:
             return tuple(run for run in self.inputs if run.kind is RunKind.BASE)
         return self.inputs
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether its buckets can be done in parts: nothing is shuffled for it."""
+        return all(run.is_clustered for run in self.inputs)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the inputs' frames: what it reads, at most."""
+        return sum(run.frame_bytes for run in self.inputs)
+
+    @property
+    def least_bytes(self) -> int:
+        """What is read of it at once, at least; of one in parts that is a bucket, not counted."""
+        return 0 if self.is_divisible else self.frame_bytes
+
 
 def next_merge(
-    manifest: Manifest, largest_bytes: int, *, full: bool = False, upto: Position | None = None
+    manifest: Manifest,
+    largest_bytes: int,
+    *,
+    full: bool = False,
+    upto: Position | None = None,
+    most_bytes: int | None = None,
 ) -> Merge | None:
     """The next merge that pays, None if there is none; runs beyond ``upto`` are not touched.
 
@@ -232,22 +253,57 @@ def next_merge(
     ones together, if those are ``MERGE_COUNT`` or more.  So the number of copies of a row grows
     with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
     The base is rewritten when its changes are ``BASE_SHARE`` of it, or at once with ``full``.
+
+    A merge of clustered runs can be done in parts.  So any other merge that has more than
+    ``most_bytes`` is preceded by one that clusters runs, and the first base has fewer runs.  While
+    a merge is unfinished its inputs stay: only runs after them are merged before it continues.
     """
     chain = tuple(run for run in manifest.chain if upto is None or run.stop <= upto)
     newer = tuple(run for run in chain if run.stop > manifest.snapshot)
     base = manifest.base
-    if base is None:
-        return Merge(newer, RunKind.BASE) if newer else None
-    group = _mergeable(chain, largest_bytes)
+    unfinished = unfinished_merge(manifest)
+    if base is None and unfinished is None:
+        return Merge(_first(newer, most_bytes), RunKind.BASE) if newer else None
+    end = unfinished.inputs[-1].stop if unfinished else ORIGIN
+    group = _mergeable(tuple(run for run in chain if run.start >= end), largest_bytes)
     if len(group) >= MERGE_COUNT:
-        return Merge(group, RunKind.DELTA)
-    if not newer:
+        return _clustering(Merge(group, RunKind.DELTA), most_bytes)
+    if unfinished is not None:
+        return unfinished
+    if base is None or not newer:
         return None
-    inputs = (base, *newer)
-    if full or base.frame_bytes <= SMALL_BASE_BYTES:
-        return Merge(inputs, RunKind.BASE)
-    changed = sum(run.bytes_after(base.stop) for run in newer)
-    return Merge(inputs, RunKind.BASE) if changed >= BASE_SHARE * base.frame_bytes else None
+    is_due = full or base.frame_bytes <= SMALL_BASE_BYTES
+    is_due |= sum(run.bytes_after(base.stop) for run in newer) >= BASE_SHARE * base.frame_bytes
+    return _clustering(Merge((base, *newer), RunKind.BASE), most_bytes) if is_due else None
+
+
+def unfinished_merge(manifest: Manifest) -> Merge | None:
+    """The merge of which the manifest has a part, None if there is none."""
+    if manifest.unfinished is None:
+        return None
+    return Merge(manifest.unfinished_inputs, manifest.unfinished.kind)
+
+
+def _clustering(merge: Merge, most_bytes: int | None) -> Merge:
+    """The merge, or one that has to precede it because the merge is too large and not in parts.
+
+    A base of format 1 is rewritten in one merge.
+    """
+    chain = [run for run in merge.inputs if run.kind is not RunKind.BASE]
+    if most_bytes is None or merge.frame_bytes <= most_bytes or merge.is_divisible:
+        return merge
+    if len(chain) < len(merge.inputs) and not merge.inputs[0].is_clustered:
+        return merge
+    plain = itertools.dropwhile(lambda run: run.is_clustered, chain)
+    group = tuple(itertools.takewhile(lambda run: not run.is_clustered, plain))
+    return Merge(_first(group, most_bytes), RunKind.DELTA)
+
+
+def _first(runs: tuple[Run, ...], most_bytes: int | None) -> tuple[Run, ...]:
+    """The first runs that together have at most ``most_bytes``, one of them at least."""
+    ends = itertools.accumulate(run.frame_bytes for run in runs)
+    count = sum(most_bytes is None or end <= most_bytes for end in ends)
+    return runs[: max(1, count)]
 
 
 def _mergeable(chain: tuple[Run, ...], largest_bytes: int) -> tuple[Run, ...]:
@@ -280,13 +336,16 @@ def droppable(
     """The oldest runs of the chain that exceed the retention.
 
     Never a run that the base does not have yet, nor one that readers inside an older, retired base
-    will need after it, nor one after ``readers_at``, the position of the last open reader.  A
-    number alone is a bound in bytes.
+    will need after it, nor one after ``readers_at``, the position of the last open reader, nor an
+    input of an unfinished merge.  A number alone is a bound in bytes.
     """
     if isinstance(retention, int):
         retention = Retention(file_bytes=retention)
     bases = [old.run.stop for old in manifest.retired if old.run.kind is RunKind.BASE]
-    needed_from = min([manifest.snapshot, *bases, *([readers_at] if readers_at else [])])
+    inputs = [run.start for run in manifest.unfinished_inputs if run.kind is not RunKind.BASE]
+    needed_from = min(
+        [manifest.snapshot, *bases, *inputs[:1], *([readers_at] if readers_at else [])]
+    )
     excess = 0
     if retention.file_bytes is not None:
         excess = sum(run.file_bytes for run in manifest.chain) - retention.file_bytes

@@ -291,6 +291,7 @@ def apply_round(
             retention_us=int(config.retention_time * 10**6) or None,
             retention_scns=config.retention_scns or None,
             grace_us=int(config.run_grace * 10**6),
+            apply_bytes=config.apply_bytes,
         )
         try:
             for record in applier.apply(full=full):

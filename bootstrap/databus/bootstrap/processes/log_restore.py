@@ -164,7 +164,8 @@ def _state_at(stop: Position, one: Mapping[str, Any]) -> dict[str, Any]:
 def copy_store(source: Store, target: Store, folder: Path) -> None:
     """Copy runs, record and manifest into an empty store, the manifest last.
 
-    A run that has retired is copied if all of its files are there.
+    A run that has retired is copied if all of its files are there.  An unfinished merge is not: the
+    next applier starts it again.
 
     Raises:
         StoreError: the source is not whole, or the target has other runs.
@@ -174,7 +175,7 @@ def copy_store(source: Store, target: Store, folder: Path) -> None:
     manifest = source.read()
     source.require_reach(manifest, source.dropped())
     retired = tuple(one for one in manifest.retired if not _missing(source, (one.run,)))
-    copied = replace(manifest, retired=retired, fences=(), switches=())
+    copied = replace(manifest, retired=retired, fences=(), switches=(), unfinished=None)
     found = target.read()
     if found.runs or (folder / FOLDER / "data.mdb").exists():
         if {run.id for run in found.runs} == {run.id for run in copied.runs}:

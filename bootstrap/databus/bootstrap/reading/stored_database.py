@@ -287,6 +287,7 @@ class StoredDatabase:
             "manifest": manifest.version,
             "runs": [run.summary() for run in manifest.runs],
             "retired_runs": len(manifest.retired),
+            "unfinished": manifest.unfinished.summary() if manifest.unfinished else None,
             "applies": list(manifest.applies[-10:]),
             "applier": applier_document(self.store.storage),
             "store": self.store.url,

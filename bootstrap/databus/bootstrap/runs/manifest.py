@@ -33,6 +33,7 @@ from databus.bootstrap.runs.run_storage import (
     RunFiles,
     Storage,
 )
+from databus.bootstrap.runs.unfinished_merge import UnfinishedMerge
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 
@@ -64,6 +65,7 @@ class Manifest:
         I2. There is at most one base; it starts at the origin and stops where a run of the
             chain stops, or inside one, or where the chain starts.
         I3. Run ids are unique, retired ones included.
+        I4. The inputs of ``unfinished`` are runs, in order.
 
     ``fences`` are, by role, the number of the last holder of a lease that wrote.  ``switches`` are
     marks of the last switches: a writer that lost the answer to a switch finds its mark here.  Both
@@ -78,6 +80,7 @@ class Manifest:
     fences: tuple[tuple[str, int], ...] = ()
     switches: tuple[str, ...] = ()
     record: str = ""
+    unfinished: UnfinishedMerge | None = None
 
     @property
     def base(self) -> Run | None:
@@ -99,6 +102,12 @@ class Manifest:
     def snapshot(self) -> Position:
         """Where the base ends."""
         return self.base.stop if self.base else ORIGIN
+
+    @property
+    def unfinished_inputs(self) -> tuple[Run, ...]:
+        """The runs that the unfinished merge merges; none without one."""
+        inputs = self.unfinished.inputs if self.unfinished else ()
+        return tuple(run for run in self.runs if run.id in inputs)
 
     def find(self, run_id: str) -> Run | None:
         """The run of this id, retired or not."""
@@ -124,6 +133,7 @@ class Manifest:
             self,
             runs=tuple(remaining),
             retired=(*self.retired, *(Retired(run, now_us) for run in drop)),
+            unfinished=self._unfinished_without(needed),
         )
 
     def without(self, drop: tuple[Run, ...], now_us: int) -> Manifest:
@@ -133,7 +143,23 @@ class Manifest:
             self,
             runs=tuple(run for run in self.runs if run.id not in gone),
             retired=(*self.retired, *(Retired(run, now_us) for run in drop)),
+            unfinished=self._unfinished_without(gone),
         )
+
+    def _unfinished_without(self, gone: set[str]) -> UnfinishedMerge | None:
+        """The unfinished merge; None if one of its inputs is gone, or merged."""
+        one = self.unfinished
+        return None if one is None or gone & set(one.inputs) else one
+
+    def with_unfinished(self, unfinished: UnfinishedMerge) -> Manifest:
+        """The manifest with the state of a merge.
+
+        Raises:
+            StoreError: one of its inputs is gone.
+        """
+        if missing := set(unfinished.inputs) - {run.id for run in self.runs}:
+            raise StoreError(f"runs {sorted(missing)} are not in manifest {self.version}")
+        return replace(self, unfinished=unfinished)
 
     def with_apply(self, record: Mapping[str, Any]) -> Manifest:
         """The manifest with the record of an apply added, old ones dropped."""
@@ -155,6 +181,10 @@ class Manifest:
         ids = [run.id for run in (*self.runs, *(retired.run for retired in self.retired))]
         if len(set(ids)) != len(ids):
             found.append(f"I3: run ids are not unique: {ids}")
+        if self.unfinished is not None:
+            inputs = tuple(run.id for run in self.unfinished_inputs)
+            if inputs != self.unfinished.inputs:
+                found.append(f"I4: {self.unfinished.inputs} are merged, of which {inputs} are here")
         return found
 
     def encode(self) -> bytes:
@@ -173,6 +203,8 @@ class Manifest:
             document |= {"fences": dict(self.fences), "switches": list(self.switches)}
         if self.record:
             document["record"] = self.record
+        if self.unfinished is not None:
+            document["unfinished"] = self.unfinished.to_json()
         body = json.dumps(document, separators=(",", ":")).encode()
         return body + f"\n{google_crc32c.value(body):08x}\n".encode()
 
@@ -207,6 +239,7 @@ class Manifest:
                 ),
                 switches=tuple(map(str, document.get("switches", ()))),
                 record=_note_name(document.get("record", "")),
+                unfinished=UnfinishedMerge.from_json(document.get("unfinished")),
             )
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise FormatError(f"manifest: {error!r}") from error
@@ -520,6 +553,7 @@ class Store:
             "snapshot": manifest.snapshot.to_json(),
             "runs": [run.summary() for run in manifest.runs],
             "retired": [retired.run.id for retired in manifest.retired],
+            "unfinished": manifest.unfinished.summary() if manifest.unfinished else None,
             "applies": list(manifest.applies[-10:]),
         }
 
@@ -540,8 +574,10 @@ def _folders(run: Run) -> Iterator[str]:
 
 
 def _shared(manifest: Manifest) -> dict[str, set[str]]:
-    """By folder, the files in it that other runs have taken over."""
+    """By folder, the files in it that other runs have taken over, or an unfinished merge made."""
     found: dict[str, set[str]] = {}
+    for file in manifest.unfinished.files if manifest.unfinished else ():
+        found.setdefault(file.folder, set()).add(file.name)
     for run in (*manifest.runs, *(r.run for r in manifest.retired)):
         for file in run.files:
             if file.folder:

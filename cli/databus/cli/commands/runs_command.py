@@ -64,6 +64,9 @@ def runs(
         else:
             console.print(_runs_table(name, manifest))
             console.print(_applies_table(name, manifest))
+            if unfinished := manifest.unfinished:
+                done = f"{unfinished.tasks_done} of {unfinished.tasks} buckets"
+                console.print(f"{name}: the next {unfinished.kind.value} has {done}", markup=False)
             if line := _applier_line(applier):
                 console.print(f"{name}: {line}", markup=False)
         problems += log_handover.problems(Path(section.data_dir) / name / FOLDER, store)
@@ -84,6 +87,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
         "manifest": manifest.version,
         "runs": [run.summary() for run in manifest.runs],
         "retired": [retired.run.id for retired in manifest.retired],
+        "unfinished": manifest.unfinished.summary() if manifest.unfinished else None,
         "applies": list(manifest.applies),
     }
 
