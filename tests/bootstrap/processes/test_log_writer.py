@@ -411,6 +411,65 @@ async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
     log.close()
 
 
+async def test_frames_are_appended_while_a_segment_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, resume = threading.Event(), threading.Event()
+    write = segments._write_segment
+
+    def writing_slowly(*arguments: Any) -> Any:
+        begun.set()
+        assert resume.wait(60 * PATIENCE)
+        return write(*arguments)
+
+    monkeypatch.setattr(segments, "_write_segment", writing_slowly)
+    text = relay_text(
+        "generator://?events_per_second=2000&payload_bytes=100&keys=200&events_per_window=5",
+        name="gen",
+        data_dir=tmp_path / "relay",
+    )
+    async with LocalRelay(parse(text)) as relay:
+        large = {"segment_bytes": 100_000}
+        async with writing(tmp_path, relay.url, **large) as (log, store):
+            try:
+                await eventually(begun.is_set, 30.0)
+                at = log.state().last
+                await eventually(lambda: log.state().last.scn >= at.scn + 50, 30.0)
+                assert log.state().start < at, "nothing is dropped before it is sealed"
+            finally:
+                resume.set()
+            await eventually(lambda: store.read().stop is not None, 30.0)
+            await eventually(lambda: log.state().start >= at, 30.0)
+        log = HotLog(tmp_path / "bootstrap" / "gen" / "log")
+        assert store.check() == []
+        log.check()
+        assert store.read().stop == log.state().start
+        log.close()
+
+
+async def test_reading_waits_while_sealing_is_two_segments_behind(tmp_path: Path) -> None:
+    logs, store = OpenLogs(writes=True), Store(tmp_path / "shop")
+    store.create()
+    config = BootstrapConfig(data_dir=tmp_path, relays=("",), segment_bytes=4096)
+    writer = LogWriter(config, "shop", logs, store)
+    writer.log.bind("shop", CLOCK, START)
+    builder = WindowBuilder(START.scn + 1, 1)
+    builder.event(Op.INSERT, 5, 1, b"k", after=bytes(3 * 4096))
+    try:
+        writer.log.append(builder.take(), 1)
+        await writer._room()  # An open window cannot be sealed, so it is not waited for.
+        writer.log.append(builder.end("t"), 1)
+        waiting = asyncio.create_task(writer._room())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        await writer.seal_what_is_old()
+        await waiting
+        assert writer.log.state().frame_bytes == 0
+    finally:
+        logs.close()
+
+
 async def test_windows_that_cannot_be_stored_leave_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,8 @@ class HotLog:
     windows are committed together.  ``note_revision`` grows when this process stores a note, but
     the writer's state.
 
-    Owner: one writer process (the store's lease keeps it single); other processes read.
+    Owner: one writer process (the store's lease keeps it single), in which a thread may append
+    while another one seals; other processes read.
     Durability: when a method returns, everything that it wrote is on disk; if it fails, nothing.
     Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for a truncated file, and
         for bytes that are no frames or not in order.
@@ -391,52 +392,51 @@ class HotLog:
             raise FormatError(
                 f"a block of {len(block)} bytes ends inside a frame at {columns.stop}"
             )
-        state = self.state()
         if not len(columns):
-            return state.checkpoint.position
+            return self.state().last
         check_order(columns)
-        is_heartbeat = columns.op == Op.HEARTBEAT
-        is_new = is_after(columns, state.last) & ~is_heartbeat
-        pieces = list(cut_values(block, columns, is_new))
-        checkpoint = max(state.checkpoint.position, position_at(columns, len(columns) - 1))
-        if not pieces and checkpoint == state.checkpoint.position:
-            return checkpoint
-        is_open = not pieces[-1].ends_window if pieces else state.window < state.last
-        if is_open:
-            window = max((p.stop for p in pieces if p.ends_window), default=state.window)
-        else:
-            window = checkpoint
-        added = sum(len(piece.data) for piece in pieces)
+        is_row = columns.op != Op.HEARTBEAT
+        checkpoint, windows = position_at(columns, len(columns) - 1), 0
 
         def change(transaction: Any) -> None:
+            # Read here: a sealing thread may drop frames until the transaction begins.
+            nonlocal checkpoint, windows
+            state = self._state(transaction)
+            is_new = is_after(columns, state.last) & is_row
+            pieces = list(cut_values(block, columns, is_new))
+            checkpoint = max(state.last, checkpoint)
+            if not pieces and checkpoint == state.last:
+                return
             for piece in pieces:
                 if not transaction.put(
                     pack_position(piece.stop), piece.data, db=self._frames, overwrite=False
                 ):
                     raise FormatError(f"two blocks end at {piece.stop}")
-            self._put_range(
-                transaction,
-                state.start,
-                window,
-                state.frame_bytes + added,
-                state.since_us or (now_us if added else 0),
-            )
+            is_open = not pieces[-1].ends_window if pieces else state.window < state.last
+            if is_open:
+                window = max((p.stop for p in pieces if p.ends_window), default=state.window)
+            else:
+                window = checkpoint
+            added = sum(len(piece.data) for piece in pieces)
+            since_us = state.since_us or (now_us if added else 0)
+            self._put_range(transaction, state.start, window, state.frame_bytes + added, since_us)
             self._put_checkpoint(
                 transaction, OnlineCheckpoint(state.database, state.clock, checkpoint)
             )
+            windows = int((columns.op[is_new] == Op.END_OF_WINDOW).sum())
 
         self._write(change)
         self.append_count += 1
-        self.window_count += int((columns.op[is_new] == Op.END_OF_WINDOW).sum())
+        self.window_count += windows
         return checkpoint
 
     def advance(self, position: Position) -> None:
         """Move the checkpoint after a heartbeat: nothing up to ``position`` is still to come."""
-        state = self.state()
-        if position <= state.last:
+        if position <= self.state().last:
             return
 
         def change(transaction: Any) -> None:
+            state = self._state(transaction)
             window = state.window if state.window < state.last else position
             self._put_range(transaction, state.start, window, state.frame_bytes, state.since_us)
             self._put_checkpoint(

@@ -51,6 +51,7 @@ SEEDED_POLL_S = 5.0
 NOTE_EVERY_S = 2.0
 RECORD_EVERY_S = 5.0
 RETRY_S = 1.0
+UNSEALED_SEGMENTS = 2
 OWNER = "owner"
 
 
@@ -65,8 +66,10 @@ class LogWriter:
         I1. Every frame that the relays had after the log's checkpoint is appended once, in
             order, or lies in a recorded gap.
         I2. After a gap no source counts as seeded before it was compared with the database.
-        I3. Work in a thread has ended before the writer does anything else to the log or the
-            store, and before it releases them.
+        I3. One thread appends and one seals. Anything else is done to log and store while neither
+            runs, and the writer releases them after both have ended.
+        I4. The log has at most ``UNSEALED_SEGMENTS`` segments of whole windows that are not sealed,
+            and a piece of the stream.
 
     Owner: one process, which holds the store's writer lease while ``run`` runs.
     Durability: the log's; no other state exists only in memory.
@@ -86,7 +89,10 @@ class LogWriter:
         self.folder = Path(config.data_dir) / database
         self.store = Stores(config).store(database) if store is None else store
         self._logs = logs
-        self._lock = asyncio.Lock()
+        self._appending = asyncio.Lock()
+        self._sealing = asyncio.Lock()
+        self._is_full = asyncio.Event()
+        self._is_sealed = asyncio.Event()
         self._comparing = asyncio.Lock()
         self._table_state = asyncio.Event()
         self._known_schemas = 0
@@ -115,7 +121,7 @@ class LogWriter:
         with contextlib.ExitStack() as held:
             while True:
                 try:
-                    await self._in_thread(self._begin, held)
+                    await self._alone(self._begin, held)
                     break
                 except Exception as error:
                     if not patient:
@@ -150,7 +156,7 @@ class LogWriter:
     async def _follow(self, relay: RelayApi) -> None:
         """Bind, tidy up, and read until the stream fails or a gap opens."""
         await self._bind(relay)
-        await self._in_thread(segments.finish, self.log, self.store, self._now_us())
+        await self._alone(segments.finish, self.log, self.store, self._now_us())
         self._note("running", "")
         seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
         seeds = asyncio.create_task(self._keep_seeding(seeder))
@@ -203,7 +209,8 @@ class LogWriter:
         checkpoint = self.log.state().checkpoint
         async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
             async for part in parts:
-                await self._in_thread(self._append, self._learnt(client), part)
+                await self._in_thread(self._appending, self._append, self._learnt(client), part)
+                await self._room()
                 if part.data and (scan(part.data, verify=False).op == Op.TABLE_STATE).any():
                     self._table_state.set()
                 self._note("running", "")
@@ -224,30 +231,52 @@ class LogWriter:
             self.log.append(part.data, self._now_us(), verify=False)
         else:
             self.log.advance(part.position)
-        if self.log.state().frame_bytes >= self.config.segment_bytes:
-            segments.seal(self.log, self.store, self._now_us())
+
+    def _is_due(self, segment_count: int = 1) -> bool:
+        """Whether frames for so many segments wait, and a whole window is among them."""
+        state = self.log.state()
+        is_large = state.frame_bytes >= segment_count * self.config.segment_bytes
+        return is_large and state.start < state.window
+
+    async def _room(self) -> None:
+        """Have a segment sealed if it is due; wait while sealing is too far behind."""
+        if self._is_due():
+            self._is_full.set()
+        while self._is_due(UNSEALED_SEGMENTS):
+            self._is_sealed.clear()
+            self._is_full.set()
+            await self._is_sealed.wait()
 
     async def _keep_sealing(self) -> None:
-        """Seal what has become old enough, whether new frames arrive or not."""
+        """Seal what has become large or old enough, whether new frames arrive or not."""
         recorded, due_s = -1, 0.0
         while True:
             left_s = await self.seal_what_is_old()
             if self.log.note_revision != recorded and time.monotonic() >= due_s:
                 recorded, due_s = self.log.note_revision, time.monotonic() + RECORD_EVERY_S
                 try:
-                    await self._in_thread(record_notes, self.log, self.store)
+                    await self._in_thread(self._sealing, record_notes, self.log, self.store)
                 except DatabusError as error:
                     recorded = -1
                     _LOG.warning("the record of %s waits: %s", self.database, error.message)
-            await asyncio.sleep(min(max(left_s, 0.1), 1.0))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(max(left_s, 0.1), 1.0)):
+                    await self._is_full.wait()
 
     async def seal_what_is_old(self) -> float:
-        """Seal if the oldest frame came ``segment_every`` ago; returns the seconds left before."""
+        """Seal if the frames make a segment, or if the oldest one came ``segment_every`` ago.
+
+        Returns the seconds left before that.
+        """
         state = self.log.state()
         age_s = (self._now_us() - state.since_us) / 1e6 if state.since_us else 0.0
         left_s = self.config.segment_every - age_s
-        if state.since_us and left_s <= 0:
-            await self._in_thread(segments.seal, self.log, self.store, self._now_us())
+        self._is_full.clear()
+        if (state.since_us and left_s <= 0) or self._is_due():
+            await self._in_thread(
+                self._sealing, segments.seal, self.log, self.store, self._now_us()
+            )
+            self._is_sealed.set()
         return left_s
 
     async def _keep_seeding(self, seeder: Seeder) -> None:
@@ -284,7 +313,7 @@ class LogWriter:
             last,
             oldest,
         )
-        await self._in_thread(self._continue_after, oldest)
+        await self._alone(self._continue_after, oldest)
 
     def _continue_after(self, oldest: Position) -> None:
         """Retain what can be repaired; otherwise restart with an empty log."""
@@ -299,13 +328,19 @@ class LogWriter:
         log_gaps.restart_behind(self.log, last, last, self._now_us())
         segments.finish(self.log, self.store, self._now_us())
 
-    async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Do work on log and store in a thread, one at a time.
+    async def _alone(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Do work on log and store in a thread while none appends or seals."""
+        async with self._sealing:
+            await self._in_thread(self._appending, work, *arguments)
+
+    @staticmethod
+    async def _in_thread(lock: asyncio.Lock, work: Callable[..., object], *arguments: Any) -> None:
+        """Do work in a thread, one at a time for each lock.
 
         Cancelling the caller does not end a thread.  So a cancelled caller waits for its end, and
         holds the lock and the lease until then.
         """
-        async with self._lock:
+        async with lock:
             loop = asyncio.get_running_loop()
             await completed(loop.run_in_executor(None, partial(work, *arguments)))
 
@@ -338,7 +373,7 @@ class LogWriter:
                 report = await _first_answer(self.config, self.database, verifier_of, source)
         except UnsupportedChange as error:
             _LOG.warning("%s; %s is dumped again", error.message, self.database)
-            await self._in_thread(self._restart_empty)
+            await self._alone(self._restart_empty)
             return None
         if not report.is_equal or not report.is_followed:
             return None
