@@ -323,6 +323,12 @@ class BootstrapConfig(Section):
     """Tables to store: globs over `schema.table`.
     Example: sources = ["public.*"] """
 
+    writers: int = Field(default=1, ge=1, le=64)
+    """Processes that write logs. With 1, the server's process writes all of them. With more, each
+    writes a group of databases, which shares nothing with the others; a database goes to the writer
+    that has the fewest.
+    Example: writers = 4 """
+
     apply_every: Seconds = 30.0
     """Interval at which the applier merges.
     Example: apply_every = "5min" """

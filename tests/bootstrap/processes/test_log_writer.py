@@ -542,7 +542,7 @@ async def test_a_store_that_cannot_be_had_ends_the_start_and_later_only_waits(
         following.append(self.database)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(writer_module, "_databases", databases)
+    monkeypatch.setattr(writer_module, "listed_databases", databases)
     monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
     monkeypatch.setattr(writer_module, "SEEDED_POLL_S", 0.01)
     monkeypatch.setattr(LogWriter, "_follow", follow)

@@ -77,6 +77,14 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
         "Finished tasks of the running merge.",
         lambda f: float(f.applier.get("tasks_done", 0)),
     ),
+    "writer": (
+        "Number of the log writer that has the database; 0 if it has not reported one.",
+        lambda f: float(f.database.writer_document().get("number", 0)),
+    ),
+    "writer_failed": (
+        "1 if the database's log writer fails or is down.",
+        lambda f: float(f.database.writer_document().get("state") in ("failing", "down")),
+    ),
     "readers": ("Open bootstrap answers.", lambda f: f.database.readers),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[StoredDatabase], float]]] = {

@@ -1,7 +1,8 @@
 """The processes of the bootstrap room: log writer, server, applier, or the three together.
 
-Writer and server share one process by default; the applier is their child, because it needs
-memory of its own and may start a Java machine.  Each can also run alone.
+Writer and server share one process by default; with ``writers`` above 1 the writers are children
+(``writer_processes``).  The applier is a child, because it needs memory of its own and may start a
+Java machine.  Each can also run alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from databus.bootstrap.http.bootstrap_server import serve_bootstrap
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.merging.scratch_folders import scratch_folder, sweep
 from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.writer_processes import keep_writers, received_group
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.bootstrap.runs.manifest import Store
 from databus.common.access.listener_rules import require_protection
@@ -138,14 +140,14 @@ def run_bootstrap(
     section, http = bootstrap_config(config), http_config(config)
 
     async def body(stop: asyncio.Event) -> None:
-        logs = OpenLogs(writes=True)
+        logs = OpenLogs(writes=section.writers == 1)
         listener = listening_socket(section.listen)
         started(_url_of(listener, http))
         admission = _admission(config, read_again)
         serving = serve_bootstrap(section, listener, stop, logs, http, admission)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_until(stop, write_logs(section, logs, stop)))
+                group.create_task(_until(stop, _write(section, logs, stop)))
                 group.create_task(_until(stop, serving))
                 if apply:
                     group.create_task(_keep_applier(section, stop))
@@ -166,7 +168,33 @@ def run_writer(config: Config | BootstrapConfig) -> None:
     async def body(stop: asyncio.Event) -> None:
         logs = OpenLogs(writes=True)
         try:
-            await write_logs(section, logs, stop)
+            await _write(section, logs, stop)
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+async def _write(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
+    """Write the logs: here, or in as many processes as are configured."""
+    if config.writers == 1:
+        await write_logs(config, logs, stop)
+    else:
+        await keep_writers(config, logs, stop)
+
+
+def writer_child(number: int) -> None:
+    """A log writer's own process, which gets its configuration and its databases at stdin."""
+    received = received_group(number)
+    if received is None:
+        return
+    config, group = received
+    log_to_stderr()
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs(writes=True)
+        try:
+            await write_logs(config, logs, stop, group)
         finally:
             logs.close()
 

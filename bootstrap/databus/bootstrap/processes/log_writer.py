@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from databus.bootstrap.log import log_gaps, seeding, segments
 from databus.bootstrap.log.configured_stores import Stores
@@ -82,7 +85,9 @@ class LogWriter:
         logs: OpenLogs,
         store: Store | None = None,
         now_us: Callable[[], int] = _now_us,
+        number: int = 1,
     ) -> None:
+        """``number`` is that of this process among the log writers."""
         self.config = config
         self._now_us = now_us
         self.database = database
@@ -96,8 +101,7 @@ class LogWriter:
         self._comparing = asyncio.Lock()
         self._table_state = asyncio.Event()
         self._known_schemas = 0
-        self._state = "starting"
-        self._error = ""
+        self._number = number
         self._noted: tuple[str, str] = ("", "")
         self._noted_s = 0.0
         self._log: HotLog | None = None
@@ -397,7 +401,8 @@ class LogWriter:
 
     def _word(self, state: str, error: str) -> dict[str, Any]:
         failure = {"error": error} if error else {}
-        return {"state": state, "at_us": self._now_us(), **failure}
+        process = {"number": self._number, "pid": os.getpid()}
+        return {"state": state, "at_us": self._now_us(), **process, **failure}
 
 
 async def _first_answer(
@@ -444,30 +449,50 @@ def _owner(local: Store) -> str:
     return name
 
 
-async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
+@dataclass(slots=True, eq=False)
+class WriterGroup:
+    """The databases of one of several log writers; its parent adds some at any time."""
+
+    number: int
+    databases: list[str] = field(default_factory=list)
+
+    def follow(self, lines: BinaryIO) -> None:
+        """Take the names that the parent sends; end the process when there is no parent."""
+        for line in lines:
+            self.databases += json.loads(line)
+        os._exit(0)
+
+
+async def write_logs(
+    config: BootstrapConfig,
+    logs: OpenLogs,
+    stop: asyncio.Event,
+    group: WriterGroup | None = None,
+) -> None:
     """Write the logs of all configured databases; of all databases of the relays if none is named.
 
-    Databases that a relay adds later are included.  If a store cannot be opened, it is retried:
-    the other databases are written meanwhile.
+    With ``group``, its databases alone are written.  Databases that are added later are included.
+    If a store cannot be opened, it is retried: the other databases are written meanwhile.
 
     Raises:
-        StoreError: a store cannot be opened at the start.
-        StoreBusy: another process writes one of the logs.
+        StoreError: a store cannot be opened at the start, without ``group``.
+        StoreBusy: another process writes one of the logs, likewise.
     """
     writers: dict[str, asyncio.Task[None]] = {}
     stores = Stores(config)
     stopping = asyncio.create_task(stop.wait())
+    number = 1 if group is None else group.number
     try:
         async with RelayApi(config.relays, credentials_of(config)) as relay:
             while not stop.is_set():
-                patient = bool(writers)
-                for name in await _databases(config, relay):
-                    if name not in writers:
-                        writer = LogWriter(config, name, logs, stores.store(name))
-                        writers[name] = asyncio.create_task(writer.run(patient=patient))
+                patient = bool(writers) or group is not None
+                names = await listed_databases(config, relay) if group is None else group.databases
+                for name in [name for name in names if name not in writers]:
+                    writer = LogWriter(config, name, logs, stores.store(name), number=number)
+                    writers[name] = asyncio.create_task(writer.run(patient=patient))
                 done, _ = await asyncio.wait(
                     {stopping, *writers.values()},
-                    timeout=SEEDED_POLL_S if writers else RETRY_S,
+                    timeout=SEEDED_POLL_S if writers and group is None else RETRY_S,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for task in done - {stopping}:
@@ -478,7 +503,8 @@ async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Even
         await asyncio.gather(stopping, *writers.values(), return_exceptions=True)
 
 
-async def _databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...]:
+async def listed_databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...]:
+    """The databases of the configuration, or else of the relays; none while no relay answers."""
     if config.databases:
         return config.databases
     try:
