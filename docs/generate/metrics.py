@@ -9,7 +9,11 @@ from prometheus_client.core import Metric
 
 from databus.bootstrap.http.bootstrap_metrics import BootstrapCollector
 from databus.client.observing.client_metrics import GROUP_METRICS
-from databus.client.observing.prometheus_metrics import ClientCollector, GroupCollector
+from databus.client.observing.prometheus_metrics import (
+    ClientCollector,
+    GroupCollector,
+    MergeCollector,
+)
 from databus.client.sinks.sink_consumer import SinkCounts
 from databus.client.sinks.sink_metrics import SinkCollector, SinkFacts
 from databus.relay.http.relay_metrics import RelayCollector
@@ -35,6 +39,7 @@ def families() -> dict[str, list[Metric]]:
         "Sink": list(sink.collect()),
         "Client": list(ClientCollector().collect()),
         "Member of a group": list(GroupCollector().collect())[: len(GROUP_METRICS)],
+        "Merge": list(MergeCollector().collect()),
     }
 
 

@@ -148,7 +148,7 @@ def test_the_catalogue_of_metrics_has_names_types_and_labels() -> None:
     families = metrics.families()
     found: list[Metric] = [one for group in families.values() for one in group]
     assert len(found) == len({one.name for one in found}) > 40
-    labels = {"Sink": "sink", "Member of a group": "group"}
+    labels = {"Sink": "sink", "Member of a group": "group", "Merge": "stream"}
     label_of = {
         id(one): labels.get(name, "database") for name in families for one in families[name]
     }

@@ -35,11 +35,19 @@ from databus.client.delivery.pulled_windows import (
 from databus.client.groups.group_client import GroupClient, GroupStatus, PartitionListener
 from databus.client.groups.group_leases import AsyncpgLeases, DatabaseLeases
 from databus.client.groups.owned_partition import OwnedPartition
+from databus.client.merged.merged_client import MergedClient, MergedStatus, MergeStream
+from databus.client.merged.merged_windows import (
+    AsyncMergedWindow,
+    AsyncMergedWindows,
+    MergedWindow,
+    MergedWindows,
+)
 from databus.client.pulling.raw_windows import RawWindows
 from databus.client.tables.data_batch import DataBatch
 from databus.common.checkpoint import (
     BootstrapCheckpoint,
     Checkpoint,
+    MergedCheckpoint,
     OnlineCheckpoint,
     Position,
 )
@@ -48,6 +56,8 @@ from databus.common.checkpoint import encode as encode_checkpoint
 
 __all__ = [
     "ApplicationCheckpoints",
+    "AsyncMergedWindow",
+    "AsyncMergedWindows",
     "AsyncPulledWindow",
     "AsyncWindows",
     "AsyncpgCheckpoints",
@@ -70,6 +80,12 @@ __all__ = [
     "GroupClient",
     "GroupStatus",
     "LmdbCheckpoints",
+    "MergeStream",
+    "MergedCheckpoint",
+    "MergedClient",
+    "MergedStatus",
+    "MergedWindow",
+    "MergedWindows",
     "NoCheckpoints",
     "OnlineCheckpoint",
     "Options",

@@ -238,6 +238,23 @@ class DatabusClient:
             is_paused=self._steering.is_paused,
         )
 
+    @property
+    def origin(self) -> Checkpoint | None:
+        """Where the consumption began; None until a server has reported it."""
+        return self._pull.origin_checkpoint if self._pull else None
+
+    async def resolved(self) -> tuple[Position, int] | None:
+        """A position, and a time in microseconds since 1970 on the relay's clock: everything that
+        was committed before the time is at or before the position.
+
+        This asks the relay.  None while nothing is consumed, in a bootstrap, and where the relay
+        does not know.
+
+        Raises:
+            DatabusError: the relay does not answer.
+        """
+        return await self._pull.resolved() if self._pull else None
+
     def run(self) -> None:
         """Serve the consumer until ``stop``, SIGINT or SIGTERM; blocks.
 

@@ -1,4 +1,4 @@
-"""For tests of any consumer: a recorder, the grammar of callbacks, a mirror."""
+"""For tests of any consumer: a recorder, the grammar of callbacks, a mirror, a merge's recorder."""
 
 from __future__ import annotations
 
@@ -279,3 +279,79 @@ class Mirror(Consumer):
                 if mine.get(key) != theirs.get(key):
                     found.append(f"{source} {key}: {mine.get(key)} here, {theirs.get(key)} there")
         return found
+
+
+MergeTrouble = Callable[[str, int], "Result | None"]
+
+
+class MergeRecorder(Consumer):
+    """Records the windows of a ``MergedClient``, and checks their order.
+
+    Invariants (of the windows, as ``check`` asserts them):
+        M1. Between two rollbacks the windows are sorted by (merged time, database, scn), where the
+            merged time is the greatest commit time so far of the database.
+        M2. The positions of the events of a database only grow between two rollbacks.
+        M3. After a rollback the windows behind its checkpoint come again, and no others.
+
+    ``windows`` are those that ended and were not rolled back: database, scn, commit time and
+    positions.  ``trouble`` is called with the name and the number of each call; its return value is
+    the callback's result, and it may raise.  No stream may be left behind, and each database is one
+    stream.
+    """
+
+    def __init__(self, trouble: MergeTrouble | None = None) -> None:
+        self.windows: list[tuple[str, int, int, list[Position]]] = []
+        self.rollback_count = 0
+        self.checkpoint: Checkpoint | None = None
+        self._trouble = trouble or (lambda call, count: None)
+        self._call_count = 0
+        self._durable_count = 0
+        self._positions: list[Position] = []
+
+    def onStartDataEventSequence(self, window: Window) -> Answer:
+        """A window begins."""
+        self._positions = []
+        return self._called("onStartDataEventSequence")
+
+    def onDataEvent(self, event: Event) -> Answer:
+        """Record its position."""
+        self._positions.append(event.position)
+        return self._called("onDataEvent")
+
+    def onEndDataEventSequence(self, window: Window) -> Answer:
+        """Record the window."""
+        answer = self._called("onEndDataEventSequence")
+        self.windows.append((window.database, window.scn, window.commit_us, self._positions))
+        return answer
+
+    def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
+        """Everything so far is durable."""
+        answer = self._called("onCheckpoint")
+        self.checkpoint, self._durable_count = checkpoint, len(self.windows)
+        return answer
+
+    def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
+        """Discard what is not durable."""
+        assert checkpoint == self.checkpoint, f"rolled back to {checkpoint}, not {self.checkpoint}"
+        self.rollback_count += 1
+        del self.windows[self._durable_count :]
+        return None
+
+    def check(self) -> None:
+        """Raise AssertionError at the first window that is out of order."""
+        reached: dict[str, int] = {}
+        newest: dict[str, Position] = {}
+        last: tuple[int, str, int] = (0, "", 0)
+        for database, scn, commit_us, positions in self.windows:
+            reached[database] = max(reached.get(database, 0), commit_us)
+            key = reached[database], database, scn
+            assert key >= last, f"the window {key} came after {last}"
+            last = key
+            for position in positions:
+                before = newest.get(database)
+                assert before is None or position > before, f"{database}: {position} after {before}"
+                newest[database] = position
+
+    def _called(self, call: str) -> Result | None:
+        self._call_count += 1
+        return self._trouble(call, self._call_count)

@@ -104,12 +104,49 @@ class BootstrapCheckpoint:
 
 
 Checkpoint = OnlineCheckpoint | BootstrapCheckpoint
+MERGED_CLOCK = "commit time"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMark:
+    """Where one stream of a merge is.
+
+    ``us``: no window of the stream that comes later has an earlier merged time.  ``checkpoint`` is
+    None if the stream has not begun.
+    """
+
+    name: str
+    us: int
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class MergedCheckpoint(OnlineCheckpoint):
+    """The consumer of several streams has finished everything up to a place in each of them.
+
+    The clock of a merge is commit time: the scn of ``position`` is the merged time of the last
+    window, in microseconds since 1970.
+    """
+
+    streams: tuple[StreamMark, ...] = ()
 
 
 def encode(checkpoint: Checkpoint) -> str:
     """The checkpoint as one line of JSON."""
     common = {"v": CHECKPOINT_VERSION, "db": checkpoint.database, "clock": checkpoint.clock}
-    if isinstance(checkpoint, OnlineCheckpoint):
+    if isinstance(checkpoint, MergedCheckpoint):
+        streams = {
+            one.name: {"us": one.us}
+            | ({} if one.checkpoint is None else {"at": json.loads(encode(one.checkpoint))})
+            for one in checkpoint.streams
+        }
+        document = {
+            **common,
+            "mode": "merged",
+            **checkpoint.position.to_json(),
+            "streams": streams,
+        }
+    elif isinstance(checkpoint, OnlineCheckpoint):
         document = {**common, "mode": "online", **checkpoint.position.to_json()}
     else:
         document = {
@@ -156,7 +193,20 @@ def decode(text: str | bytes) -> Checkpoint:
             row=_integer(document, "row", SCN_MAX),
             position=position,
         )
-    raise BadCheckpoint(f"the checkpoint's mode is {mode!r}, not online or bootstrap")
+    if mode == "merged":
+        streams = document.get("streams")
+        if not isinstance(streams, dict) or not all(isinstance(s, dict) for s in streams.values()):
+            raise BadCheckpoint(f"the checkpoint's streams are {streams!r}, not objects by name")
+        marks = tuple(
+            StreamMark(
+                name,
+                _integer(one, "us", SCN_MAX),
+                decode(json.dumps(one["at"])) if "at" in one else None,
+            )
+            for name, one in streams.items()
+        )
+        return MergedCheckpoint(database, clock, position, marks)
+    raise BadCheckpoint(f"the checkpoint's mode is {mode!r}, not online, bootstrap or merged")
 
 
 def decode_position(document: Any) -> Position:

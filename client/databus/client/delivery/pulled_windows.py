@@ -207,6 +207,11 @@ class AsyncWindows(AsyncIterator[AsyncPulledWindow]):
             raise StopAsyncIteration
         return self._ready.popleft()
 
+    def next_ready(self) -> AsyncPulledWindow | None:
+        """The next window if it has been loaded, together with the one before; else None."""
+        is_disturbed = self._reader is None or self._reader.steering.has_request
+        return self._ready.popleft() if self._ready and not is_disturbed else None
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from databus.client.client import DatabusClient, Status
 from databus.client.groups.group_client import GroupClient, GroupStatus
+from databus.client.merged.merged_client import MergedClient, MergedStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +125,47 @@ GROUP_METRICS = (
         True,
         "Partitions whose lease ended before the member had given them up.",
         lambda one: one.lost_count,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeMetric:
+    """One metric of the streams of a merge; its value is None where it is not known."""
+
+    name: str
+    is_counter: bool
+    meaning: str
+    value: Callable[[MergedStatus, str], float | None]
+
+    def samples(self, merges: tuple[MergedClient, ...]) -> Iterator[tuple[float, dict[str, str]]]:
+        """The value of each stream where it is known, and its labels."""
+        for merge in merges:
+            status = merge.status
+            for stream in merge.streams:
+                value = self.value(status, stream)
+                if value is not None:
+                    labels = {"stream": stream, "client": merge.options.client_name}
+                    yield float(value), labels
+
+
+MERGE_METRICS = (
+    MergeMetric(
+        "merge_stalled",
+        False,
+        "1 for a stream that has held back the others for stall_s, or is left behind.",
+        lambda status, stream: stream in status.stalled,
+    ),
+    MergeMetric(
+        "merge_holds_back",
+        False,
+        "1 for a stream that must bring more before the next window comes.",
+        lambda status, stream: stream in status.held_by,
+    ),
+    MergeMetric(
+        "merge_resolved_timestamp_seconds",
+        False,
+        "Merged time before which every window was given; the same for all streams of a merge.",
+        lambda status, stream: status.resolved_us / 1e6 if status.resolved_us else None,
     ),
 )

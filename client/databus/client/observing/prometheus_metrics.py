@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 from databus.client.client import DatabusClient
 from databus.client.groups.group_client import GroupClient
+from databus.client.merged.merged_client import MergedClient
 from databus.client.observing.client_metrics import (
     CLIENT_METRICS,
     GROUP_METRICS,
+    MERGE_METRICS,
     ClientMetric,
     GroupMetric,
+    MergeMetric,
 )
 from databus.common.extras import imports_of_extra
 
@@ -20,6 +23,7 @@ with imports_of_extra("observe", package="prometheus-client", needed_by="ClientC
 
 _LABELS = ("database", "client")
 _GROUP_LABELS = ("group", "member")
+_MERGE_LABELS = ("stream", "client")
 
 
 class ClientCollector(Collector):
@@ -59,8 +63,24 @@ class GroupCollector(Collector):
         yield from ClientCollector(*clients).collect()
 
 
+class MergeCollector(Collector):
+    """Reads the status of merges, by stream."""
+
+    def __init__(self, *merges: MergedClient) -> None:
+        self._merges = merges
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the metrics are known only at a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, labelled by stream and client name."""
+        for metric in MERGE_METRICS:
+            yield _family(metric, _MERGE_LABELS, metric.samples(self._merges))
+
+
 def _family(
-    metric: ClientMetric | GroupMetric,
+    metric: ClientMetric | GroupMetric | MergeMetric,
     labels: tuple[str, ...],
     samples: Iterator[tuple[float, dict[str, str]]],
 ) -> Metric:

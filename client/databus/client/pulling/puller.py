@@ -514,6 +514,20 @@ class Pull:
         self._task = asyncio.create_task(self._puller.run(), name="databus-puller")
         return self._task
 
+    async def resolved(self) -> tuple[Position, int] | None:
+        """A position and a time: all that was committed before it is at or before the position.
+
+        None in a bootstrap, and where the relay does not know.
+        """
+        if self.stats.mode != "relay":
+            return None
+        found = await self._transport.get_json(self.stats.server, "/v1/databases", {})
+        for one in found["databases"]:
+            if one.get("name") == self.machine.database and one.get("clock") == self.machine.clock:
+                at_us = one.get("resolved_us")
+                return None if at_us is None else (decode_position(one["max"]), int(at_us))
+        return None
+
     async def end(self) -> None:
         """Stop pulling; the connection is closed when this returns."""
         if self._task is not None:

@@ -39,6 +39,10 @@ _RANGE = {
     "max_commit_us": INTEGER,
     "state": TEXT,
     "lag_us": {"type": ["integer", "null"]},
+    "resolved_us": {
+        "type": ["integer", "null"],
+        "description": "All that was committed before this time is at or before `max`.",
+    },
 }
 _SOURCE = {
     "name": TEXT,

@@ -561,7 +561,7 @@ class Fetcher:
                 continue
             try:
                 async with asyncio.timeout(self._pace.source_status_s):
-                    self.status.source = await source.status()
+                    await self.status.ask(source)
             except (DatabusError, OSError, TimeoutError):
                 pass  # The stream has the same error and reports it.
             except Exception:

@@ -13,6 +13,7 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import DatabusError, to_problem
 from databus.relay.capture.intake import Intake
 from databus.relay.ring.data_folder import DatabaseFolder, write_document
+from databus.relay.sources.contract import Source
 
 RATE_WINDOW_S = 5.0
 
@@ -47,6 +48,18 @@ class FetcherStatus:
         self._folder = folder
         self._started_us = time.time_ns() // 1000
         self._marks: deque[tuple[float, int]] = deque()
+        # What the source had at a time, and the last such time that the ring covers.
+        self._asked: tuple[int, int] | None = None
+        self._resolved_us: int | None = None
+
+    async def ask(self, source: Source) -> None:
+        """Query the source's status, and note what it had committed when it was asked."""
+        began_us = time.time_ns() // 1000
+        facts = await source.status()
+        self.source = facts
+        scn, at_us = facts.get("scn", facts.get("current_scn")), facts.get("resolved_us", began_us)
+        if scn is not None and at_us is not None:
+            self._asked = int(scn), int(at_us)
 
     def enter(self, state: FetcherState, error: DatabusError | None = None) -> None:
         """Change the state; the error stays until the next success."""
@@ -77,9 +90,13 @@ class FetcherStatus:
         state = intake.ring.state
         events = state.frames - state.windows
         behind_us = max(0, now_us - state.max_commit_us) if state.max_commit_us else 0
+        source_scn = max(intake.resolved, intake.ring.last.scn)
+        if self._asked is not None and self._asked[0] <= source_scn:
+            self._resolved_us = self._asked[1]
         return {
             "clock": intake.ring.clock,
-            "source_scn": max(intake.resolved, intake.ring.last.scn),
+            "source_scn": source_scn,
+            "resolved_us": self._resolved_us,
             "last": {"scn": state.max.scn, "seq": state.max.seq},
             "in_window": intake.in_window,
             "lag_us": 0 if self.caught_up else behind_us,

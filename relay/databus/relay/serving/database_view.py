@@ -265,6 +265,7 @@ class DatabaseView:
             "max_commit_us": state.max_commit_us,
             "state": fetcher.name,
             "lag_us": fetcher.document.get("lag_us"),
+            "resolved_us": fetcher.document.get("resolved_us"),
         }
 
     def dumps_document(self) -> list[dict[str, Any]]:

@@ -439,6 +439,7 @@ class RelaySource:
         return {
             **facts,
             "scn": newest.get("scn"),
+            "resolved_us": range_.get("resolved_us"),
             "parent_state": range_.get("state"),
             "parent_max": newest,
             "parent_lag_us": range_.get("lag_us"),
