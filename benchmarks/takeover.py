@@ -89,7 +89,7 @@ def main(run: Run) -> None:
         zookeeper.wait_until_serving()
         folder = Path(name) / "bench"
         folder.mkdir()
-        with RelayCluster(folder, zookeeper.hosts, {DATABASE: SOURCE}) as cluster:
+        with RelayCluster(folder, zookeeper.coordination, {DATABASE: SOURCE}) as cluster:
             cluster.start("a", "b")
             for what, number in (("kill -9", signal.SIGKILL), ("SIGTERM", signal.SIGTERM)):
                 found = [take_over(cluster, number) for _ in range(kills)]

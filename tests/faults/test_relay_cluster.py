@@ -1,4 +1,4 @@
-"""A cluster of relays over a real ZooKeeper: leaders killed, paused, cut off and stopped."""
+"""A cluster of relays over ZooKeeper, a table or S3: leaders killed, paused and stopped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from databus.relay.capture.leader_term import newest_mark
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_cluster import RelayCluster
 from tests.support.relay_process import ring_frames, ring_position
+from tests.support.s3_server import S3Server
 from tests.support.waiting import eventually_sync
 from tests.support.zookeeper_server import ZooKeeperServer
 
@@ -26,6 +27,21 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperSer
     with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper") / "server") as server:
         server.wait_until_serving()
         yield server
+
+
+def coordination(kind: str, request: pytest.FixtureRequest) -> dict[str, object]:
+    """The keys of ``[cluster]`` for a coordination of this kind."""
+    if kind == "zookeeper":
+        return dict(request.getfixturevalue("zookeeper").coordination)
+    if kind == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        options = server.options()
+        keys = ("endpoint", "region", "access_key")
+        secret = {"secret_key": options.secret_key.get_secret_value()}
+        given = {key: getattr(options, key) for key in keys} | secret
+        return {"store": server.empty_prefix(), "s3": given}
+    database: FreshDatabase = request.getfixturevalue(f"{kind}_database")
+    return {"store": database.url}
 
 
 class Reader:
@@ -41,7 +57,6 @@ class Reader:
             database=database, relays=urls, start="oldest", checkpoints=NoCheckpoints(),
             reconnect_most_s=0.5, silence_timeout_s=3.0, discover=True,
         )  # fmt: skip
-        self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -53,8 +68,6 @@ class Reader:
                 self.rows.update((e.value["id"], e.value.get("v", 0)) for e in events)
                 if events:
                     self.windows.append((window.scn, len(events)))
-                if self._stop.is_set():
-                    return
         except BaseException as error:
             self._error = error
 
@@ -70,8 +83,9 @@ class Reader:
 
     def stop(self) -> list[tuple[int, int]]:
         """The windows with events, each as its scn and their number."""
-        self._stop.set()
+        self._client.stop()
         self._thread.join(60)
+        assert not self._thread.is_alive()
         if self._error is not None:
             raise self._error
         return self.windows
@@ -97,10 +111,12 @@ def commits(frames: list[FrameView]) -> dict[Position, bytes]:
     }
 
 
+@pytest.mark.parametrize("decided_by", ["zookeeper", "s3"])
 def test_a_paused_leader_appends_nothing_more_and_each_window_comes_once(
-    zookeeper: ZooKeeperServer, tmp_path: Path
+    decided_by: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    with RelayCluster(tmp_path, zookeeper.hosts, {"gen": GENERATOR}, ring_bytes="64MiB") as cluster:
+    keys = coordination(decided_by, request)
+    with RelayCluster(tmp_path, keys, {"gen": GENERATOR}, ring_bytes="64MiB") as cluster:
         cluster.start("a", "b")
         first = cluster.leader("gen")
         second = "b" if first == "a" else "a"
@@ -174,13 +190,24 @@ CONNECTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.slow), "postgres"])
+@pytest.mark.parametrize(
+    ("kind", "decided_by"),
+    [
+        pytest.param("mariadb", "zookeeper", marks=pytest.mark.slow),
+        ("postgres", "zookeeper"),
+        ("postgres", "postgres"),
+        pytest.param("mariadb", "mariadb", marks=pytest.mark.slow),
+        pytest.param("mariadb", "s3", marks=pytest.mark.slow),
+    ],
+)
 def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
-    kind: str, zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, decided_by: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     database: FreshDatabase = request.getfixturevalue(f"{kind}_database")
     commits = Commits(database)
-    with RelayCluster(tmp_path, zookeeper.hosts, {"shop": database.url}) as cluster:
+    with RelayCluster(
+        tmp_path, coordination(decided_by, request), {"shop": database.url}
+    ) as cluster:
         cluster.start("a", "b")
         first = cluster.leader("shop")
         second = "b" if first == "a" else "a"
@@ -206,6 +233,13 @@ def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
         expected = commits.stop()
         eventually_sync(lambda: reader.rows == expected, 40, "the copy equals the source")
         windows = reader.stop()
+        if decided_by == kind:
+            sources = [
+                one["name"] for one in cluster.relays[second].get("/v1/shop/sources")["sources"]
+            ]
+            assert [name.rpartition(".")[2] for name in sources] == ["items"], (
+                "not the table of the leases"
+            )
     scns = [scn for scn, _ in windows]
     assert scns == sorted(set(scns)), "each window once, in order"
     assert {count for _, count in windows} == {2}

@@ -1,4 +1,4 @@
-"""Relays of one cluster, each with its own processes, over a private ZooKeeper."""
+"""Relays of one cluster, each with its own processes, over ZooKeeper or a store."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ LEASE_S = 4.0
 class RelayCluster:
     """Relays ``a``, ``b``, ... of the same databases.
 
+    ``coordination`` are the keys of ``[cluster]`` for ZooKeeper or the store.
+
     Owner: one test; inside ``with``.
     """
 
     def __init__(
         self,
         folder: Path,
-        hosts: str,
+        coordination: Mapping[str, object],
         databases: Mapping[str, str],
         *,
         followers: int = 1,
         **settings: object,
     ) -> None:
         self.folder = folder
-        self._hosts = hosts
+        self._coordination = coordination
         self._databases = databases
         self._followers = followers
         self._settings = {"ring_bytes": "8MiB", "sync_every": "50ms", **settings}
@@ -73,7 +75,7 @@ class RelayCluster:
             "heartbeat": "100ms",
         }
         cluster = {
-            "zookeeper": self._hosts,
+            **self._coordination,
             "name": self.folder.name,
             "relay": name,
             "address": url,

@@ -47,6 +47,7 @@ class ZooKeeperServer:
         self._folder = folder
         self.port = free_port()
         self.hosts = f"127.0.0.1:{self.port}"
+        self.coordination = {"zookeeper": self.hosts}
         (folder / "myid").write_text(str(number))
         settings = _SETTINGS.format(folder=folder, port=self.port) + ensemble
         (folder / "zoo.cfg").write_text(settings)

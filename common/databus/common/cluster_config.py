@@ -9,16 +9,34 @@ import pydantic
 from pydantic import BeforeValidator, Field
 
 from databus.common.access_config import CredentialsConfig
-from databus.common.config_values import Seconds, Section
+from databus.common.config_values import Seconds, Section, require_plain_authority
+from databus.common.private import HiddenUrl
+from databus.common.s3_config import S3Options
+
+STORE_SCHEMES = ("postgresql", "postgres", "mariadb", "mysql", "s3")
 
 
 def _hosts(value: Any) -> str:
+    if value == "":
+        return ""
     hosts = [host.strip() for host in str(value).split(",")]
     for host in hosts:
         name, colon, port = host.rpartition(":")
         if not (name and colon and port.isdigit()) or "/" in host:
             raise ValueError(f"{value!r} is not HOST:PORT[,HOST:PORT...]")
     return ",".join(hosts)
+
+
+def _store(value: Any) -> HiddenUrl:
+    url = HiddenUrl(value)
+    if not url.reveal:
+        return url
+    scheme = url.reveal.partition("://")[0]
+    if scheme not in STORE_SCHEMES or "://" not in url.reveal:
+        raise ValueError(f"the store's scheme is {scheme!r}; it is {', '.join(STORE_SCHEMES)}")
+    if scheme != "s3":
+        require_plain_authority(url.reveal)
+    return url
 
 
 def _address(value: Any) -> str:
@@ -34,13 +52,22 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 class ClusterConfig(Section):
     """``[cluster]``: several relays that read each database once.
 
-    One relay, the leader of a database, reads it; others follow the leader. ZooKeeper decides
-    which.
+    One relay, the leader of a database, reads it; others follow the leader. ZooKeeper, a table or
+    an object on S3 decides which: `zookeeper` or `store`.
     """
 
-    zookeeper: Annotated[str, BeforeValidator(_hosts)]
+    zookeeper: Annotated[str, BeforeValidator(_hosts)] = ""
     """Servers of ZooKeeper.
     Example: zookeeper = "zk-a:2181,zk-b:2181,zk-c:2181" """
+
+    store: Annotated[HiddenUrl, BeforeValidator(_store)] = HiddenUrl("")
+    """Instead of ZooKeeper: a database with the table `databus_cluster` (PostgreSQL, MariaDB or
+    MySQL), or a prefix on S3. The relay makes the table if it is not there.
+    Example: store = "postgresql://databus:secret@db-a:5432/shop" """
+
+    s3: S3Options = S3Options()
+    """How a `store` on S3 is reached: see `[cluster.s3]`.
+    Example: s3 = { region = "eu-central-1" } """
 
     name: str = Field(default="relays", pattern=_NAME)
     """Name of the cluster: relays of one name share the databases. Its nodes in ZooKeeper are below
@@ -65,8 +92,8 @@ class ClusterConfig(Section):
     Example: followers = 2 """
 
     lease: Seconds = Field(default=6.0, ge=0.5, le=60)
-    """Time without contact to ZooKeeper after which another relay takes over. ZooKeeper's
-    `minSessionTimeout` and `maxSessionTimeout` bound it.
+    """Time without contact to ZooKeeper, or to the store, after which another relay takes over.
+    ZooKeeper's `minSessionTimeout` and `maxSessionTimeout` bound it.
     Example: lease = "10s" """
 
     credentials: CredentialsConfig = CredentialsConfig()
@@ -77,4 +104,6 @@ class ClusterConfig(Section):
     def _is_reachable(self) -> ClusterConfig:
         if "://0.0.0.0" in self.address or "://[::]" in self.address:
             raise ValueError(f"address {self.address} is no address that another machine reaches")
+        if bool(self.zookeeper) == bool(self.store):
+            raise ValueError("[cluster] needs zookeeper or store, and not both")
         return self

@@ -86,11 +86,11 @@ def _source_url(value: Any) -> SourceUrl:
     if scheme not in SCHEMES or "://" not in url.reveal:
         raise ValueError(f"the URL's scheme is {scheme!r}; supported are {', '.join(SCHEMES)}")
     if scheme not in _LOCAL_SCHEMES:
-        _require_plain_authority(url.reveal)
+        require_plain_authority(url.reveal)
     return url
 
 
-def _require_plain_authority(url: str) -> None:
+def require_plain_authority(url: str) -> None:
     """Refuse a URL whose password ends its authority: it would be split at the wrong character."""
     rest = url.partition("://")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
@@ -105,7 +105,7 @@ def _require_plain_authority(url: str) -> None:
 
 def _relay_url(value: Any) -> HiddenUrl:
     url = HiddenUrl(value)
-    _require_plain_authority(url.reveal)
+    require_plain_authority(url.reveal)
     return url
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import email.utils
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -136,7 +137,11 @@ class Bucket:
         self.options = options
         self.settings = arrow_settings(options)
         self._client = _client(options)
-        self.filesystem = filesystem(self.settings)
+
+    @functools.cached_property
+    def filesystem(self) -> Any:
+        """Arrow's file system; what has only small objects does without Arrow."""
+        return filesystem(self.settings)
 
     @contextlib.contextmanager
     def _request(self, what: str) -> Iterator[None]:

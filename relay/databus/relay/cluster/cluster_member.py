@@ -18,10 +18,10 @@ from databus.common.checkpoint import Position
 from databus.common.config import ClusterConfig
 from databus.common.errors import DatabusError
 from databus.common.processes.own_clock import own_clock_s
+from databus.relay.cluster.cluster_nodes import ClusterView, Holder, open_nodes
 from databus.relay.cluster.database_role import DatabaseRole
 from databus.relay.cluster.duties import Duty, RelayThere, RingCopy, assign
 from databus.relay.cluster.lease_word import LeaseWord
-from databus.relay.cluster.zookeeper_nodes import ClusterView, Holder, ZooKeeperNodes
 
 OWN_SHARE = 0.5
 """The part of the session's time-out after which a leader stops by its own clock.  A server of an
@@ -40,8 +40,8 @@ class ClusterHost(Protocol):
     """The supervisor, as the thread of the membership sees it; all calls are from that thread."""
 
     def rings(self) -> Mapping[str, dict[str, Any]]:
-        """For each configured database: ``scn``, ``seq``, ``state``, ``error``, ``lag_us``,
-        ``epoch`` and ``clock``."""
+        """For each configured database: ``scn``, ``seq``, ``state``, ``error``, ``lag_us`` and
+        ``epoch``."""
 
     def follow_roles(
         self, roles: Mapping[str, DatabaseRole | None], leases: Mapping[str, int]
@@ -83,9 +83,7 @@ class ClusterMember:
         self._is_closing = False
         self._is_leaving = False
         self._has_left = threading.Event()
-        self._nodes = ZooKeeperNodes(
-            config.zookeeper, config.name, config.relay, config.lease, self.wake
-        )
+        self._nodes = open_nodes(config, self.wake)
         self._led: dict[str, _Led] = {}
         self._roles: dict[str, DatabaseRole | None] = {}
         self._vacant: set[str] = set()

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from databus.common.config import ClusterConfig, DatabaseConfig
 from databus.common.config_values import SourceUrl
 
+CLUSTER_TABLE = "databus_cluster"
+"""The table of a cluster without ZooKeeper; see ``document_row``."""
 _SERVER_IDS = 1 << 30
 _RULES = (
     "exclude_sources",
@@ -49,7 +51,11 @@ def as_configured(
 ) -> DatabaseConfig:
     """The configuration of the fetcher: that of the file, or of a relay that follows the leader."""
     if role.leads:
-        return database.model_copy(update={"options": _leaders_options(database, cluster)})
+        options = _leaders_options(database, cluster)
+        # Each beat of each relay changes the row.
+        own = () if cluster.zookeeper else (f"*.{CLUSTER_TABLE}",)
+        excluded = (*database.exclude_sources, *own)
+        return database.model_copy(update={"options": options, "exclude_sources": excluded})
     fields = DatabaseConfig.model_fields
     rules = {name: fields[name].get_default(call_default_factory=True) for name in _RULES}
     credentials = {name: path for name, path in cluster.credentials if path}

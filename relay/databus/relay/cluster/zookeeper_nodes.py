@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -27,31 +26,12 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.loggingsupport import BLATHER
 
 from databus.common.errors import ServerUnavailable
-from databus.relay.cluster.duties import Assignment, Duty, decode, encode
+from databus.relay.cluster.cluster_nodes import ClusterView, Holder
+from databus.relay.cluster.duties import Assignment, decode, encode
 
 ANSWER_S = 10.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The relay that leads a database, as ZooKeeper has it."""
-
-    relay: str
-    address: str
-    epoch: int
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """The cluster at one moment: the members' documents by name, the leaders by database."""
-
-    members: Mapping[str, Mapping[str, Any]]
-    holders: Mapping[str, Holder]
-    assignment: Mapping[str, Duty]
-    version: int
 
 
 class _SessionLog(logging.Logger):
@@ -72,11 +52,7 @@ class _SessionLog(logging.Logger):
 class ZooKeeperNodes:
     """One relay's session with ZooKeeper.
 
-    Invariants:
-        I1. ``beat`` returns only if the server has answered within the session that it names, after
-            the call began.  So this session, and each leader node made in it, exists for the
-            session's time-out from the beginning of the call on.
-        I2. Each leader of a database has a larger epoch than every one before.
+    Invariants: those of ``ClusterNodes``.
 
     Owner: the thread of the membership.
     Raises: ServerUnavailable whenever ZooKeeper does not answer.

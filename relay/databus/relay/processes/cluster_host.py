@@ -13,7 +13,7 @@ from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import DatabusError
 from databus.relay.cluster.database_role import DatabaseRole
 from databus.relay.cluster.routing_table import write_table
-from databus.relay.ring.data_folder import DatabaseFolder, read_document
+from databus.relay.ring.data_folder import DatabaseFolder, read_document, read_leader
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import RING_NAME
 
@@ -68,7 +68,9 @@ class SupervisedCluster:
 def _ring(folder: DatabaseFolder) -> dict[str, Any]:
     status: dict[str, Any] = {}
     end: Position = ORIGIN
+    epoch = 0
     try:
+        epoch, _ = read_leader(folder)
         status = json.loads(read_document(folder.status) or b"{}")
         if (folder.path / RING_NAME).exists():
             with Ring.open_reader(folder.path) as reader:
@@ -81,4 +83,5 @@ def _ring(folder: DatabaseFolder) -> dict[str, Any]:
         "state": str(status.get("state", "starting")),
         "error": error.get("code"),
         "lag_us": status.get("lag_us"),
+        "epoch": epoch,
     }

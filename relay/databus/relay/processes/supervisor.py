@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 from databus.common.access.listener_rules import require_protection
 from databus.common.access.listener_tls import server_tls
 from databus.common.access_config import AuthConfig
-from databus.common.config import ClusterConfig, Config, DatabaseConfig, RelayConfig
+from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
-from databus.common.extras import imports_of_extra
 from databus.common.http.listening_socket import listening_socket
 from databus.relay.processes.child_process import MODULE as CHILD_MODULE
 from databus.relay.processes.process_handover import HANDOVER_FLAG, Handover
@@ -39,7 +38,7 @@ from databus.relay.processes.worker_channel import SupervisorChannel
 from databus.relay.ring.folder_locks import lock_data_dir
 
 if TYPE_CHECKING:
-    from databus.relay.cluster.cluster_member import ClusterHost, ClusterMember
+    from databus.relay.cluster.cluster_member import ClusterMember
     from databus.relay.cluster.database_role import DatabaseRole
 
 FETCHER_MODULE = "databus.relay.processes.fetcher"
@@ -53,17 +52,6 @@ TAKEN_S = 2.0
 TAKEN_POLL_S = 0.05
 
 _log = logging.getLogger(__name__)
-
-
-def member_of(config: ClusterConfig, host: ClusterHost) -> ClusterMember:
-    """The membership in a cluster.
-
-    Raises:
-        MissingDependency: kazoo is not installed.
-    """
-    with imports_of_extra("cluster", package="kazoo", needed_by="a relay of a [cluster]"):
-        from databus.relay.cluster.cluster_member import ClusterMember
-    return ClusterMember(config, host)
 
 
 def free_address(address: str) -> str:
@@ -199,6 +187,7 @@ class Supervisor:
         if self.config.cluster is None:
             return
         # Not before: they load what a supervisor without a cluster does not need.
+        from databus.relay.cluster.cluster_member import ClusterMember
         from databus.relay.processes.cluster_host import SupervisedCluster
 
         host = SupervisedCluster(
@@ -207,7 +196,7 @@ class Supervisor:
             self._is_idle,
             self._set_role,
         )
-        self._member = member_of(self.config.cluster, host)
+        self._member = ClusterMember(self.config.cluster, host)
         self._member.start()
 
     def _is_idle(self, name: str) -> bool:

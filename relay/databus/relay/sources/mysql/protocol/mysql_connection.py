@@ -166,7 +166,7 @@ class MySqlConnection:
         refuses the login; ServerError for anything else that it refuses.
     """
 
-    def __init__(self, settings: MySqlSettings) -> None:
+    def __init__(self, settings: MySqlSettings, *, answer_s: float = _READ_TIMEOUT_S) -> None:
         self._settings = settings
         self.as_text: set[int] = set()
         """Table definitions whose chunks need the text protocol."""
@@ -178,8 +178,8 @@ class MySqlConnection:
                 charset="utf8mb4",
                 **settings.tls.arguments(settings.host),
                 autocommit=True,
-                read_timeout=_READ_TIMEOUT_S,
-                write_timeout=_READ_TIMEOUT_S,
+                read_timeout=answer_s,
+                write_timeout=answer_s,
                 conv=_PLAIN,
                 # A chunk's bounds can be invalid dates.
                 init_command="SET SESSION sql_mode='ALLOW_INVALID_DATES', time_zone='+00:00', "
@@ -217,6 +217,11 @@ class MySqlConnection:
                 while not self._connection._read_packet().is_eof_packet():
                     pass
                 raise
+
+    def change(self, sql: str, parameters: Sequence[Any]) -> int:
+        """Run one statement; returns the number of rows that it changed."""
+        with _translated(self._settings), self._connection.cursor() as cursor:
+            return int(cursor.execute(sql, tuple(parameters)))
 
     def query_within(
         self, sql: str, max_bytes: int, *, closes: bool
