@@ -16,7 +16,7 @@ from databus.common.errors import BadRequest, StoreError
 from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
-    from databus.client import DatabusClient, DeadLetter
+    from databus.client import DatabusClient, DeadLetter, GroupClient
     from databus.client.delivery.dead_letter_replay import Replayed
 
 cli = typer.Typer(
@@ -78,13 +78,13 @@ def replay(
         str,
         typer.Argument(
             metavar="MODULE:CLIENT",
-            help="The application's `DatabusClient`, or a function that returns it.",
+            help="The application's `DatabusClient` or `GroupClient`, or a function that gives it.",
         ),
     ],
 ) -> None:
     """Call the consumer with its dead letters again. Those that it takes are removed.
 
-    Stop the client first. The exit code is 1 if letters are left.
+    Stop the client, or all members of the group, first. The exit code is 1 if letters are left.
 
     Example:
 
@@ -146,8 +146,8 @@ def _described(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _found(name: str) -> DatabusClient:
-    from databus.client import DatabusClient
+def _found(name: str) -> DatabusClient | GroupClient:
+    from databus.client import DatabusClient, GroupClient
 
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -157,8 +157,11 @@ def _found(name: str) -> DatabusClient:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise BadRequest(f"{name} cannot be imported: {error}") from error
-    if not isinstance(found, DatabusClient) and callable(found):
+    kinds = (DatabusClient, GroupClient)
+    if not isinstance(found, kinds) and callable(found):
         found = found()
-    if not isinstance(found, DatabusClient):
-        raise BadRequest(f"{name} is a {type(found).__name__}, not a DatabusClient")
+    if not isinstance(found, kinds):
+        raise BadRequest(
+            f"{name} is a {type(found).__name__}, neither a DatabusClient nor a GroupClient"
+        )
     return found

@@ -58,6 +58,11 @@ class DeadLetter:
         """The key as Avro bytes; empty for a truncate."""
         return bytes(Block(self.frames, bootstrap=False).frame(0).key)
 
+    @property
+    def key_hash(self) -> int:
+        """xxh3 of the key bytes; partitions are defined by it."""
+        return int(Block(self.frames, bootstrap=False).key_hashes[0])
+
     @classmethod
     def of(cls, event: Event, error: str, attempt_count: int) -> DeadLetter:
         """The event as a dead letter."""

@@ -11,22 +11,13 @@ from typing import Any, Protocol
 
 import google_crc32c
 
-from databus.client.checkpoints.checkpoint_table import checked_consumer, checked_table, with_marks
+from databus.client.checkpoints.checkpoint_table import checked_consumer, with_marks
 from databus.client.checkpoints.database_steps import paramstyle_of, row_values
 from databus.client.deadletters.dead_letter import DeadLetter
+from databus.client.deadletters.dead_letter_table import DeadLetterTable, letters_of
 from databus.common.errors import DatabusError, FormatError, StoreBusy, StoreError
 from databus.common.private import make_folder
 from databus.common.storage.durable_files import replace_file, sync_path
-
-_PART_CHARACTERS = 60_000
-_DDL = """\
-CREATE TABLE IF NOT EXISTS {table} (
-    consumer VARCHAR(190) NOT NULL,
-    position VARCHAR(40) NOT NULL,
-    part INTEGER NOT NULL,
-    letter TEXT NOT NULL,
-    PRIMARY KEY (consumer, position, part)
-)"""
 
 
 class DeadLetterStore(Protocol):
@@ -162,8 +153,7 @@ class FileDeadLetters:
 class DatabaseDeadLetters:
     """Dead letters in a table of the application's database, by a driver of the DB-API.
 
-    ``name`` names the consumer, ``connect`` opens a connection, which the store closes.  A letter
-    is cut into rows, since MySQL's TEXT has 64 KB.
+    ``name`` names the consumer, ``connect`` opens a connection, which the store closes.
 
     Durability: each call is one transaction.
     Raises: StoreError.
@@ -178,10 +168,10 @@ class DatabaseDeadLetters:
         paramstyle: str | None = None,
     ) -> None:
         self._consumer = checked_consumer(name)
-        self._table = checked_table(table)
+        self._letters = DeadLetterTable(table)
         self._connect = connect
         self._style = paramstyle
-        self.ddl = _DDL.format(table=table)
+        self.ddl = self._letters.ddl
         """The statement that creates the table, for an account that may."""
 
     def create_table(self) -> None:
@@ -190,39 +180,15 @@ class DatabaseDeadLetters:
 
     def put(self, letters: Sequence[DeadLetter]) -> None:
         """Store the letters."""
-        statements = self._deleting(letters)
-        for one in letters:
-            text = one.to_json()
-            for part, start in enumerate(range(0, len(text), _PART_CHARACTERS)):
-                values = (_place(one), part, text[start : start + _PART_CHARACTERS])
-                statements.append(
-                    (f"INSERT INTO {self._table} VALUES (?, ?, ?, ?)", (self._consumer, *values))
-                )
-        self._do(statements)
+        self._do(self._letters.putting(self._consumer, letters))
 
     def all(self) -> list[DeadLetter]:
         """All letters, by position."""
-        rows = self._do(
-            [
-                (
-                    f"SELECT position, letter FROM {self._table} WHERE consumer = ? "
-                    "ORDER BY position, part",
-                    (self._consumer,),
-                )
-            ]
-        )
-        texts: dict[str, str] = {}
-        for place, text in rows:
-            texts[place] = texts.get(place, "") + text
-        return [DeadLetter.from_json(text) for text in texts.values()]
+        return letters_of(self._do([self._letters.reading(self._consumer)]))
 
     def remove(self, letters: Sequence[DeadLetter]) -> None:
         """Delete the letters."""
-        self._do(self._deleting(letters))
-
-    def _deleting(self, letters: Sequence[DeadLetter]) -> list[tuple[str, tuple[Any, ...]]]:
-        statement = f"DELETE FROM {self._table} WHERE consumer = ? AND position = ?"
-        return [(statement, (self._consumer, _place(one))) for one in letters]
+        self._do(self._letters.removing(self._consumer, letters))
 
     def _do(self, statements: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
         """The statements in one transaction; returns the rows of the last."""
@@ -240,9 +206,9 @@ class DatabaseDeadLetters:
             raise
         except Exception as error:
             raise StoreError(
-                f"consumer {self._consumer}: the table {self._table} of dead letters could not be "
-                f"used: {error!r}. If there is no such table, call create_table(), or create it "
-                "with the statement that the store's ddl has."
+                f"consumer {self._consumer}: the table {self._letters.name} of dead letters could "
+                f"not be used: {error!r}. If there is no such table, call create_table(), or "
+                "create it with the statement that the store's ddl has."
             ) from error
         return rows
 
@@ -250,8 +216,3 @@ class DatabaseDeadLetters:
 def _line(letter: DeadLetter) -> bytes:
     text = letter.to_json().encode()
     return b"%08x %s\n" % (google_crc32c.value(text), text)
-
-
-def _place(letter: DeadLetter) -> str:
-    """The position as text that sorts as positions do."""
-    return f"{letter.scn:020d}:{letter.seq:010d}"

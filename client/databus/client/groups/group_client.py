@@ -16,11 +16,18 @@ from typing import Any, Unpack
 from databus.client.application.consumer import Consumer
 from databus.client.application.options import OptionFields, parse_options
 from databus.client.client import DatabusClient, Start
+from databus.client.delivery.dead_letter_replay import Replayed
 from databus.client.groups.group_leases import GroupLeases
 from databus.client.groups.group_table import Claim, checked_count, checked_group
 from databus.client.groups.membership import Membership, Owned
 from databus.client.groups.owned_partition import FencedConsumer, MemberLease, OwnedPartition
-from databus.common.errors import CheckpointMoved, ConfigError, ConsumerFailed, StoreError
+from databus.common.errors import (
+    CheckpointMoved,
+    ConfigError,
+    ConsumerFailed,
+    StoreError,
+    UsageError,
+)
 
 log = logging.getLogger("databus.client")
 
@@ -80,6 +87,42 @@ class _Delivering:
         self.ended = asyncio.get_running_loop().create_future()
 
 
+class _Replay:
+    """The partitions whose dead letters were replayed.
+
+    Owner: the threads of the partitions add, the member's task reads.
+    """
+
+    def __init__(self) -> None:
+        self.outcome = Replayed()
+        self.numbers: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, number: int, one: Replayed) -> None:
+        """A partition is done."""
+        with self._lock:
+            self.outcome.delivered += one.delivered
+            self.outcome.failed += one.failed
+            self.outcome.behind += one.behind
+            self.numbers.add(number)
+
+    def is_done(self, owned: Owned) -> bool:
+        """Whether all partitions of the group are done.
+
+        Raises:
+            UsageError: another member is there.
+        """
+        state = owned.state
+        if state is None:
+            return False
+        if len(state.incarnations) > 1:
+            raise UsageError(
+                f"the group has the members {', '.join(sorted(state.incarnations))}: stop all of "
+                "them before its dead letters are replayed"
+            )
+        return len(self.numbers) == state.count
+
+
 class GroupClient:
     """Delivers the partitions of a stream that this member of ``group`` owns.
 
@@ -92,7 +135,9 @@ class GroupClient:
     After a kill the partitions of a member are delivered elsewhere within ``lease_s``.
     ``member`` names this member; a restart under the same name gets its partitions back at once.
     Without it each start is a member of its own.  ``start`` is where a partition without a
-    checkpoint begins.  All other arguments are those of ``DatabusClient``.
+    checkpoint begins.  With ``dead_letters``, an event that always fails goes to a table beside the
+    leases, and the partition continues; ``replay_dead_letters`` delivers them again.  All other
+    arguments are those of ``DatabusClient``.
 
     Order: for one key, and for one partition, the guarantee of ``Consumer`` holds, over all
     members; a change of the owner is as a restart.  Between partitions there is no order.  A
@@ -126,6 +171,7 @@ class GroupClient:
         lease_s: float = 10.0,
         start: Start = "bootstrap",
         ops: str | Iterable[str] | None = None,
+        dead_letters: bool = False,
         **options: Unpack[OptionFields],
     ) -> None:
         self.options = parse_options(options)
@@ -140,6 +186,8 @@ class GroupClient:
         self._consumer = consumer
         self._listener = listener or PartitionListener()
         self._lease_s = lease_s
+        self._has_letters = dead_letters
+        self._replay: _Replay | None = None
         self._settings: dict[str, Any] = {
             "database": database,
             "relays": relays,
@@ -206,6 +254,8 @@ class GroupClient:
                 if self._membership.error is not None:
                     raise self._membership.error
                 self._follow(self._membership.owned)
+                if self._replay is not None and self._replay.is_done(self._membership.owned):
+                    break
                 await self._wait()
             if self._failure is not None:
                 raise self._failure
@@ -215,6 +265,23 @@ class GroupClient:
             self._loop = None
             self._is_stopping.clear()
             self._membership = self._new_membership(self._membership.member)
+
+    async def replay_dead_letters(self) -> Replayed:
+        """Call the consumers of all partitions with their dead letters again; those that they take
+        are removed.
+
+        This joins the group, so all other members must have left.
+
+        Raises:
+            UsageError: another member is there.
+            DatabusError: a partition, or the membership, cannot be continued.
+        """
+        self._replay = _Replay()
+        try:
+            await self.serve()
+            return self._replay.outcome
+        finally:
+            self._replay = None
 
     def stop(self) -> None:
         """End ``serve`` in order; from any thread or signal handler."""
@@ -262,6 +329,7 @@ class GroupClient:
                 number in owned.wanted
                 and number not in self._delivering
                 and claim.fence > self._newest_fence.get((claim.count, number), -1)
+                and not (self._replay is not None and number in self._replay.numbers)
             ):
                 self._begin(claim, owned.lease)
 
@@ -270,7 +338,12 @@ class GroupClient:
         partition = OwnedPartition(self.group, self._membership.member, claim, lease, self._leases)
         name = self.options.client_name or self.group
         settings = self._settings | {"client_name": f"{name}/{claim.number}"}
-        client = DatabusClient(checkpoints=partition, partition=partition.filter, **settings)
+        client = DatabusClient(
+            checkpoints=partition,
+            partition=partition.filter,
+            dead_letters=partition.letters if self._has_letters else None,
+            **settings,
+        )
         delivering = _Delivering(partition, lease, client)
         self._delivering[claim.number] = delivering
         self._assigned_count += 1
@@ -295,7 +368,10 @@ class GroupClient:
         try:
             await _settled(self._listener.onPartitionAssigned(partition))
             client.consumer = FencedConsumer(self._consumer(partition), partition)
-            await client.serve()
+            if self._replay is None:
+                await client.serve()
+            else:
+                self._replay.add(partition.number, await client.replay_dead_letters())
         except (StoreError, ConsumerFailed) as error:
             if isinstance(error, ConsumerFailed) and partition.is_owned:
                 raise

@@ -1,7 +1,8 @@
 """The tables of groups in an application's database: their statements, and what answers mean.
 
-Pure, as ``checkpoint_table``, whose table has the checkpoints of the partitions.  Three more
-tables hold the groups, the members with their leases, and the owners of the partitions.
+Pure, as ``checkpoint_table``, whose table has the checkpoints of the partitions.  Four more
+tables hold the groups, the members with their leases, the owners of the partitions, and dead
+letters.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from databus.client.checkpoints.checkpoint_table import (
     Steps,
     StoredCheckpoint,
 )
+from databus.client.deadletters.dead_letter import DeadLetter
+from databus.client.deadletters.dead_letter_table import DeadLetterTable, letters_of
 from databus.client.groups.assignment import UNOWNED, Assignment, assign
-from databus.client.groups.resizing import resized
+from databus.client.groups.resizing import covering, resized
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import ConfigError, StoreBusy, UsageError
 
@@ -130,7 +133,8 @@ class GroupTable:
         self._groups = f"{prefix}groups"
         self._members = f"{prefix}group_members"
         self._partitions = f"{prefix}group_partitions"
-        self.ddl = f"{_DDL.format(prefix=prefix)};\n{self.checkpoints.ddl}"
+        self.letters = DeadLetterTable(f"{prefix}group_dead_letters")
+        self.ddl = f"{_DDL.format(prefix=prefix)};\n{self.letters.ddl};\n{self.checkpoints.ddl}"
 
     def create(self) -> Steps[None]:
         """Create the tables if they are not there."""
@@ -237,6 +241,20 @@ class GroupTable:
             return None
         row = yield from self.checkpoints.claim(consumer, f"{incarnation}:{fence}")
         return Claim(number, state.count, fence, row)
+
+    def is_newest(self, group: str, claim: Claim) -> Steps[bool]:
+        """Whether an ownership is still the newest one; it stays so until the transaction ends."""
+        lock = self._skip_locked.removesuffix(" SKIP LOCKED")
+        found = yield (
+            f"SELECT fence FROM {self._partitions} WHERE group_name = ? AND number = ?{lock}",
+            (group, claim.number),
+        )
+        return [int(row[0]) for row in found.rows] == [claim.fence]
+
+    def letters_of(self, consumer: str) -> Steps[list[DeadLetter]]:
+        """The dead letters under the name of a partition's checkpoint."""
+        found = yield self.letters.reading(consumer)
+        return letters_of(found.rows)
 
     def release(self, group: str, claim: Claim, incarnation: str) -> Steps[None]:
         """Own a partition no more; nothing if another has claimed it meanwhile."""
@@ -364,7 +382,29 @@ class GroupTable:
             if checkpoint is not None:
                 name = checkpoint_name(group, number, count)
                 yield from self.checkpoints.set(name, checkpoint)
+        yield from self._move_letters(group, state.count, count)
         return (yield from self._assigned(group))
+
+    def _move_letters(self, group: str, before: int, count: int) -> Steps[None]:
+        """Give the dead letters to the partitions that have their keys now; a truncate to all that
+        have keys of its partition."""
+        moved: dict[int, list[DeadLetter]] = {}
+        for number in range(before):
+            consumer = checkpoint_name(group, number, before)
+            letters = yield from self.letters_of(consumer)
+            for statement in self.letters.removing(consumer, letters):
+                yield statement
+            for letter in letters:
+                for new in range(count):
+                    if letter.op == "t":
+                        has_keys = number in covering(new, count, before)
+                    else:
+                        has_keys = letter.key_hash % count == new
+                    if has_keys:
+                        moved.setdefault(new, []).append(letter)
+        for number, letters in moved.items():
+            for statement in self.letters.putting(checkpoint_name(group, number, count), letters):
+                yield statement
 
     def _cancel_resize(self, group: str, state: GroupState) -> Steps[None]:
         yield (

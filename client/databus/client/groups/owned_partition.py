@@ -12,6 +12,7 @@ from databus.client.checkpoints.checkpoint_table import StoredCheckpoint
 from databus.client.checkpoints.database_checkpoints import HeldCheckpoint
 from databus.client.groups.group_leases import GroupLeases
 from databus.client.groups.group_table import Claim
+from databus.client.groups.partition_letters import PartitionLetters
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import CheckpointMoved, DatabusError, StoreError
 from databus.common.processes.own_clock import own_clock_s
@@ -86,6 +87,8 @@ class OwnedPartition:
         self._held = HeldCheckpoint(claim.row.consumer, leases.table.checkpoints.name)
         self._held.claimed(claim.row)
         self._is_given_up = False
+        self.letters = PartitionLetters(self, claim, self._saving)
+        """Its dead letters."""
 
     def __repr__(self) -> str:
         return f"OwnedPartition({self.group}/{self.number}/{self.count}, fence={self.fence})"
@@ -114,16 +117,25 @@ class OwnedPartition:
             UsageError: the connection commits each statement by itself, or the checkpoint lies
                 before the stored one.
         """
-        self._require()
+        self.require_owned()
         return self._leases.within(connection, self._held.putting(checkpoint))
 
     def give_up(self) -> None:
         """Own it no more."""
         self._is_given_up = True
 
-    def _require(self) -> None:
+    def require_owned(self) -> None:
+        """Raise CheckpointMoved unless the lease holds."""
         if not self.is_owned:
-            raise lost(self)
+            raise self.lost()
+
+    def lost(self) -> CheckpointMoved:
+        """The error of an owner whose lease has ended."""
+        return CheckpointMoved(
+            f"the lease on partition {self.number} of {self.count} of the group {self.group} has "
+            f"ended (fence {self.fence}): another member owns the partition, or may soon. Roll the "
+            "transaction back."
+        )
 
     # The store of its client's checkpoints.
 
@@ -142,7 +154,7 @@ class OwnedPartition:
             CheckpointMoved: another process owns the partition, or may soon.
         """
         if not self._held.confirm(checkpoint):
-            self._require()
+            self.require_owned()
             saving = self._saving.alone("write", self._held.putting(checkpoint))
             if inspect.isawaitable(saving):
                 await saving
@@ -195,14 +207,5 @@ class FencedConsumer(Consumer):
         if self._partition.is_owned:
             return None
         if function.__name__ == "onCheckpoint":
-            raise lost(self._partition)
+            raise self._partition.lost()
         return Result.ERROR_FATAL
-
-
-def lost(partition: OwnedPartition) -> CheckpointMoved:
-    """The error of an owner whose lease has ended."""
-    return CheckpointMoved(
-        f"the lease on partition {partition.number} of {partition.count} of the group "
-        f"{partition.group} has ended (fence {partition.fence}): another member owns the "
-        "partition, or may soon. Roll the transaction back."
-    )
