@@ -34,6 +34,7 @@ from databus.bootstrap.reading.bootstrap_stream import PIECE_BYTES, BootstrapStr
 from databus.bootstrap.reading.frame_ranges import FrameRange, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.read_pool import ReadPool
+from databus.bootstrap.reading.retained_runs import Retain
 from databus.bootstrap.reading.split_planner import SplitRequest, plan_splits
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase, is_origin
 from databus.bootstrap.runs.open_readers import EVERY_S
@@ -331,7 +332,7 @@ class BootstrapServer:
         log_gaps.require_repaired(database.log, names, position)
         target = await self._target(database, position)
         piece_bytes = min(parsed.max_bytes or PIECE_BYTES, PIECE_BYTES)
-        return BootstrapStream(
+        stream = BootstrapStream(
             store=database.store,
             log=database.log,
             since=since,
@@ -340,7 +341,9 @@ class BootstrapServer:
             source_ids=database.source_ids(parsed.filter),
             resume=parsed.resume,
             piece_bytes=max(1, piece_bytes - CHECKPOINT_BYTES),
+            retain=lambda retired_us: database.open_readers.retain(stream, retired_us),
         )
+        return stream
 
     async def running(self, app: web.Application) -> AsyncIterator[None]:
         """Around the application's time: a reader that stalls is noted as open all the same."""
@@ -404,7 +407,11 @@ class _Resolved:
 
 
 def _opening(
-    database: StoredDatabase, resolved: _Resolved, *, prefers_base: bool = False
+    database: StoredDatabase,
+    resolved: _Resolved,
+    *,
+    prefers_base: bool = False,
+    retain: Retain | None = None,
 ) -> Callable[[Wanted], FrameRange]:
     """Plans the range, when it is called."""
     every_change = resolved.content is RangeContent.ALL
@@ -421,23 +428,28 @@ def _opening(
             resolved.until,
             every_change=every_change,
             may_open=may_open,
+            retain=retain,
         )
 
     return opening
 
 
 def _range_stream(database: StoredDatabase, resolved: _Resolved, piece_bytes: int) -> RangeStream:
-    return RangeStream(
+    def retain(retired_us: int) -> None:
+        database.open_readers.retain(stream, retired_us)
+
+    stream = RangeStream(
         database=database.name,
         clock=database.state().clock,
         since=resolved.since or ORIGIN,
         until=resolved.until,
         content=resolved.content,
-        opening=_opening(database, resolved),
+        opening=_opening(database, resolved, retain=retain),
         stream_filter=resolved.filter,
         source_ids=database.source_ids(resolved.filter),
         piece_bytes=piece_bytes,
     )
+    return stream
 
 
 def bootstrap_app(

@@ -21,6 +21,7 @@ from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.log_blocks import is_after, position_at
 from databus.bootstrap.merging import run_planner
+from databus.bootstrap.reading.retained_runs import Retain, are_retained
 from databus.bootstrap.reading.row_group_pruning import Selection
 from databus.bootstrap.runs.manifest import Store, stop_of
 from databus.bootstrap.runs.open_run import OpenRun
@@ -99,6 +100,7 @@ class BootstrapStream:
         source_ids: npt.NDArray[np.uint32],
         resume: BootstrapCheckpoint | None = None,
         piece_bytes: int = PIECE_BYTES,
+        retain: Retain | None = None,
     ) -> None:
         state = log.state()
         self.database, self.clock = state.database, state.clock
@@ -108,6 +110,7 @@ class BootstrapStream:
         self.target = target
         self._selection = Selection(stream_filter, source_ids)
         self._resume = resume
+        self._retain = retain
         self._piece_bytes = piece_bytes
         self._in_window = False
         self.groups_read = self.groups_skipped = 0
@@ -132,6 +135,8 @@ class BootstrapStream:
     def _resumed(self, resume: BootstrapCheckpoint) -> Iterator[Piece]:
         """The rest of the run that the reader is inside, or what must replace it."""
         manifest = self.store.read()
+        if not are_retained(self.store, manifest, {resume.run}, self._retain):
+            manifest = self.store.read()
         run = manifest.find(resume.run)
         if run is not None and run.stop > self.position:
             yield from self._run(run, self.position, resume.row)

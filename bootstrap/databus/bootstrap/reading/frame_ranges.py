@@ -19,6 +19,7 @@ from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.run_planner import PlanPart
+from databus.bootstrap.reading.retained_runs import Retain, are_retained
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.open_run import FileSlot, OpenRun, Wanted
 from databus.bootstrap.runs.parquet_runs import RowGroup, Run, RunFile, RunKind
@@ -105,8 +106,9 @@ class FrameRange:
             that no filter selects.  A reader with a filter calls ``row_group_pruning`` before it
             reads a unit; files that ``may_open`` excludes are not opened.
         I2. Other processes cannot take anything away from an open range whose reader has entered
-            ``OpenReaders`` before: the note there retains its runs.  Its part of the hot log is
-            copied to a temporary file (at most ``segment_bytes`` and one window).
+            ``OpenReaders`` before: the note there retains its runs, and with ``retain`` also those
+            that retired earlier.  Its part of the hot log is copied to a temporary file (at most
+            ``segment_bytes`` and one window).
         I3. At most one file of a run is open: the one whose units are being read.
 
     Owner: one reader; any thread, one at a time.
@@ -122,8 +124,10 @@ class FrameRange:
         *,
         every_change: bool,
         may_open: Wanted | None = None,
+        retain: Retain | None = None,
     ) -> None:
         self.until = until
+        self._retain = retain
         self._may_open = may_open or (lambda file: True)
         self._parts: tuple[tuple[PlanPart, OpenRun], ...] = ()
         self._hot: tuple[Unit, ...] = ()
@@ -151,13 +155,18 @@ class FrameRange:
                 log_start,
                 every_change=every_change,
             )
+            used = {part.run.id for part in cover.parts}
+            if not are_retained(self._store, manifest, used, self._retain):
+                continue
             hot = self._of_log(max(cover.stop, min(log_start, self.until)))
             if hot is not None:
                 self.start = cover.start
                 self._parts = tuple((part, self._opened(part)) for part in cover.parts)
                 self._hot = tuple(hot)
                 return
-        raise StoreError("the log was sealed faster than it could be read; try again")
+        raise StoreError(
+            "the log was sealed, or runs deleted, faster than they could be read; retry"
+        )
 
     def _opened(self, part: PlanPart) -> OpenRun:
         def is_wanted(file: RunFile) -> bool:

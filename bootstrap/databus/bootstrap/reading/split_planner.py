@@ -6,12 +6,14 @@ to the first part in commit order are listed as files; what follows is the tail.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from databus.bootstrap.merging.run_planner import PlanPart
 from databus.bootstrap.reading.frame_ranges import PLAN_ATTEMPTS, FrameRange
+from databus.bootstrap.reading.retained_runs import are_retained
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.open_run import Wanted
 from databus.bootstrap.runs.parquet_runs import ROW_GROUP_BYTES, RunFile, RunKind
@@ -96,14 +98,13 @@ def _planned(
         finally:
             found.close()
         used = {part.run.id for part, _ in parts}
-        retired = [one.retired_us for one in store.read().retired if one.run.id in used]
-        # Some may have retired before the lease began, and others be deleted meanwhile.
         # A base is retained by itself, and what is not dropped is what follows it.
         has_base = bool(parts) and parts[0][0].run.kind is RunKind.BASE
-        leases.renew(lease, min(retired, default=None), parts[0][0].upto if has_base else start)
-        manifest = store.read()
-        if all(manifest.find(run_id) for run_id in used):
-            return parts, start, until
+        leases.renew(lease, position=parts[0][0].upto if has_base else start)
+        if are_retained(store, store.read(), used, functools.partial(leases.renew, lease)):
+            manifest = store.read()
+            if all(manifest.find(run_id) for run_id in used):
+                return parts, start, until
     raise StoreError("runs were deleted faster than they could be planned; try again")
 
 

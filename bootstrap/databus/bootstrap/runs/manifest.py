@@ -498,21 +498,22 @@ class Store:
         a run that no manifest names yet may be one that another role is just writing.
         """
         now = time.time_ns() // 1000 if now_us is None else now_us
-        began_us = min((one.began_us for one in open_readers.held(self.storage, now)), default=None)
         forgotten: list[Run] = []
 
-        def expired(retired: Retired) -> bool:
-            if began_us is not None and began_us <= retired.retired_us:
-                return False
-            return retired.run.id[0] in letters and retired.retired_us + grace_us <= now
+        def expired(manifest: Manifest) -> list[Run]:
+            # Read within the switch: a reader that notes a retired run waits for its lock.
+            began = [one.began_us for one in open_readers.held(self.storage, now)]
+            latest_us = min([now - grace_us, *(began_us - 1 for began_us in began)])
+            old = (one.run for one in manifest.retired if one.retired_us <= latest_us)
+            return [run for run in old if run.id[0] in letters]
 
         def forget(manifest: Manifest) -> Manifest:
-            forgotten[:] = [r.run for r in manifest.retired if expired(r)]
+            forgotten[:] = expired(manifest)
             remaining = tuple(r for r in manifest.retired if r.run not in forgotten)
             return replace(manifest, retired=remaining)
 
         named = self.read()
-        if any(expired(retired) for retired in named.retired):
+        if expired(named):
             named = self.switch(forget)
             failpoints.reach("collect.manifest_switched")
         # A file that a later run has taken over stays; its folder may be that of an earlier run.

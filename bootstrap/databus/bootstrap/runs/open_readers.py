@@ -73,6 +73,15 @@ class OpenReaders:
             if self._storage.folder is not None and not is_held:
                 self._write(now_s)
 
+    def retain(self, reader: Reader, retired_us: int) -> None:
+        """A reader needs what retired at this time or later, although it began after that."""
+        with self._lock:
+            began_s, _ = self._readers.get(id(reader), (self._now_s(), reader))
+            # ``began_us`` of the note must not be later by a rounding.
+            needed_s = retired_us / 1e6 + SWITCH_S - 1e-3
+            self._readers[id(reader)] = (min(began_s, needed_s), reader)
+            self._write(self._now_s())
+
     def leave(self, reader: Reader) -> None:
         """A reader has ended, in any way."""
         with self._lock:

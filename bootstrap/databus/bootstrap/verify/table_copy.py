@@ -202,6 +202,7 @@ class LocalCopy:
                 until,
                 every_change=False,
                 may_open=may_open,
+                retain=lambda retired_us: readers.retain(stream, retired_us),
             )
 
         stream = RangeStream(
