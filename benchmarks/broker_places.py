@@ -1,7 +1,8 @@
-"""The targets of ``fig_sinks`` that are no database of SQL: Redis and NATS.
+"""The targets of ``fig_sinks`` that are no database of SQL: Redis, NATS and Kafka.
 
 Their own bulk loads: ``redis-cli --pipe`` of the same commands, prepared beforehand; messages over
-NATS's own protocol without headers, of which each five-hundredth is acknowledged.
+NATS's own protocol without headers, of which each five-hundredth is acknowledged; librdkafka with
+values prepared beforehand, in one transaction.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.brokers import Broker, Nats, NatsConnection, Redis, find, resp
+from benchmarks.kafka_broker import Kafka
 from benchmarks.sink_places import NAMES, Place
 from databus.client.sinks.redis.redis_rows import text_of
 from databus.common.schema.column_values import to_json_value
@@ -127,6 +129,71 @@ class NatsPlace(BrokerPlace):
     def count(self) -> int:
         with NatsConnection(self.broker.port) as nats:
             return int(nats.ask("$JS.API.STREAM.INFO.mirror", {})["state"]["messages"])
+
+
+class KafkaPlace(BrokerPlace):
+    """Records of librdkafka, in a transaction; the sink's are of the flat envelope."""
+
+    kind = "kafka"
+    make = Kafka
+
+    @property
+    def section(self) -> dict[str, Any]:
+        servers = f"127.0.0.1:{self.broker.port}"
+        return {
+            "kafka": {
+                "servers": servers, "envelope": "flat", "prefix": self.prefix,
+                "checkpoint_topic": f"{self.prefix}_checkpoints",
+            }
+        }  # fmt: skip
+
+    @property
+    def prefix(self) -> str:
+        return f"round{self.number}"
+
+    def prepare(self, rows: list[tuple[Any, ...]]) -> None:
+        self.number = 0
+        self.changes = [(json.dumps({"id": one[0]}).encode(), change_of(one)) for one in rows]
+
+    def empty(self) -> None:
+        self.number += 1
+
+    def load(self) -> None:
+        import confluent_kafka
+
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": f"127.0.0.1:{self.broker.port}", "linger.ms": 20,
+                "transactional.id": f"bulk{self.number}", "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+            }
+        )  # fmt: skip
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        for key, value in self.changes:
+            producer.produce(f"bulk{self.number}", value=value, key=key)
+        producer.commit_transaction(60)
+
+    def count(self) -> int:
+        import confluent_kafka
+
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": f"127.0.0.1:{self.broker.port}", "group.id": "count",
+                "enable.partition.eof": True,
+            }
+        )  # fmt: skip
+        topic = f"{self.prefix}.bench.orders"
+        consumer.assign(
+            [confluent_kafka.TopicPartition(topic, 0, confluent_kafka.OFFSET_BEGINNING)]
+        )
+        found, has_ended = 0, False
+        while not has_ended:
+            messages = consumer.consume(10_000, timeout=1)
+            rows = sum(message.error() is None for message in messages)
+            found, has_ended = found + rows, rows < len(messages)
+        consumer.close()
+        return found
 
 
 _NAMES = [name.encode() for name in NAMES]

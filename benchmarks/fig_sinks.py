@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broker_places import NatsPlace, RedisHashesPlace, RedisStreamsPlace
+from benchmarks.broker_places import KafkaPlace, NatsPlace, RedisHashesPlace, RedisStreamsPlace
 from benchmarks.fig_client_callback import row, served_ring
 from benchmarks.harness import Report, Run, measure_in_turns, ratio, start
 from benchmarks.sink_places import DuckdbPlace, MariaDBPlace, Place, PostgresPlace, SqlitePlace
@@ -34,7 +34,7 @@ PLACES: dict[str, type[Place]] = {
     one.kind: one
     for one in (
         SqlitePlace, DuckdbPlace, PostgresPlace, MariaDBPlace,
-        RedisHashesPlace, RedisStreamsPlace, NatsPlace,
+        RedisHashesPlace, RedisStreamsPlace, NatsPlace, KafkaPlace,
     )
 }  # fmt: skip
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import itertools
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -250,20 +251,25 @@ class SinkBatch:
                 yield event
 
     def _all_events(self) -> Iterator[Event]:
-        online: list[Event] = []
+        online: list[DataBatch] = []
         for batch in self._batches:
             if batch.mode == "online":
-                online.extend(
-                    event
-                    for event in batch.events()
-                    if self._written is None
-                    or not self._written[0] < event.position <= self._written[1]
-                )
+                online.append(batch)
                 continue
-            yield from _in_order(online)
+            yield from self._in_order(online)
             online = []
             yield from batch.events()
-        yield from _in_order(online)
+        yield from self._in_order(online)
+
+    def _in_order(self, batches: Sequence[DataBatch]) -> Iterable[Event]:
+        """The events of online batches by position; within one they are already in this order."""
+        events: Iterable[Event] = itertools.chain.from_iterable(one.events() for one in batches)
+        if self._written is not None:
+            since, position = self._written
+            events = (one for one in events if not since < one.position <= position)
+        if len({batch.source for batch in batches}) <= 1:
+            return events
+        return sorted(events, key=lambda event: (event.scn, event.seq))
 
 
 def _is_outside(arrow: Any, since: Position, position: Position) -> Any:
@@ -285,10 +291,6 @@ def _is_among(arrow: Any, positions: Collection[Position]) -> Any:
 
     pairs = zip(arrow["_scn"].to_pylist(), arrow["_seq"].to_pylist(), strict=True)
     return pa.array([Position(scn, seq) in positions for scn, seq in pairs], pa.bool_())
-
-
-def _in_order(events: list[Event]) -> list[Event]:
-    return sorted(events, key=lambda event: event.position)
 
 
 def _chosen_schema(schema: SourceSchema, route: Route) -> SourceSchema:

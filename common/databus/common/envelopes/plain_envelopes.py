@@ -10,6 +10,7 @@ has the types of the Debezium envelope.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 from typing import Any
 
@@ -205,4 +206,9 @@ def _json_key(change: RowChange) -> dict[str, Any]:
 
 
 def _topic(options: EnvelopeOptions, schema: SourceSchema) -> str:
-    return legal_topic(".".join((options.prefix, *split_source(schema.source))))
+    return _topic_of(options.prefix, schema.source)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _topic_of(prefix: str, source: str) -> str:
+    return legal_topic(".".join((prefix, *split_source(source))))

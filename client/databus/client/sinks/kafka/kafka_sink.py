@@ -48,6 +48,7 @@ class KafkaSink(Sink):
 
     def __init__(self, config: KafkaSinkConfig) -> None:
         self._config = config
+        self._kafka = kafka_library()
         self._settings: dict[str, Any] = {
             "bootstrap.servers": config.servers,
             **{name: text.reveal for name, text in config.options.items()},
@@ -77,13 +78,12 @@ class KafkaSink(Sink):
 
     def _connect(self) -> Checkpoint | None:
         """A producer without an open transaction; the checkpoint that was committed last."""
-        kafka = kafka_library()
         from confluent_kafka import admin
 
         assert self._context is not None
         topic = self._config.checkpoint_topic
         with as_ours("connecting"):
-            self._producer = kafka.Producer(
+            self._producer = self._kafka.Producer(
                 {
                     "linger.ms": 20,
                     # The hash of Java's producers, Debezium's too.
@@ -110,8 +110,7 @@ class KafkaSink(Sink):
         assert self._context is not None
         with self._doing("writing"):
             for row in batch.rows():
-                scn, seq = row.position
-                position = (("scn", str(scn)), ("seq", str(seq)))
+                position = (("scn", str(row.event.scn)), ("seq", str(row.event.seq)))
                 for record in self._records.of(row, self._context):
                     self._produce(record, row.target or record.topic, position)
 
@@ -156,7 +155,7 @@ class KafkaSink(Sink):
     def close(self) -> None:
         """Abort what was not committed; otherwise the brokers do after the time-out."""
         if self._producer is not None:
-            with contextlib.suppress(DatabusError, kafka_library().KafkaException):
+            with contextlib.suppress(DatabusError, self._kafka.KafkaException):
                 if self._is_open and not self._is_doubtful:
                     self._producer.abort_transaction(TIMEOUT_S)
             self._producer = None
@@ -180,13 +179,12 @@ class KafkaSink(Sink):
 
     def _end_transaction(self) -> None:
         """Commit, again and again while the answer is missing."""
-        kafka = kafka_library()
         deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 self._producer.commit_transaction(TIMEOUT_S)
                 return
-            except kafka.KafkaException as exception:
+            except self._kafka.KafkaException as exception:
                 error = exception.args[0]
                 if not error.retriable() or time.monotonic() > deadline_s:
                     self._is_doubtful = not error.txn_requires_abort()
@@ -219,18 +217,19 @@ class KafkaSink(Sink):
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, str]]
     ) -> None:
         """Queue a record; wait for room in the producer's queue."""
-        kafka = kafka_library()
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = 0.0
         while True:
             try:
                 self._producer.produce(topic, value=value, key=key, headers=headers)
                 break
             except BufferError:
-                if time.monotonic() > deadline_s:
+                now_s = time.monotonic()
+                deadline_s = deadline_s or now_s + TIMEOUT_S
+                if now_s > deadline_s:
                     raise
                 self._producer.poll(0.1)
-            except kafka.KafkaException as exception:
-                if exception.args[0].code() == kafka.KafkaError._FATAL:
+            except self._kafka.KafkaException as exception:
+                if exception.args[0].code() == self._kafka.KafkaError._FATAL:
                     # Of a producer that has failed for good, this call gives the cause.
                     self._producer.commit_transaction(0)
                 raise
