@@ -230,7 +230,7 @@ class Applying:
 
     def _merge_s(self, merge: Merge) -> float:
         began_s = time.perf_counter()
-        self._applier._merge(merge)
+        self._applier._merge(merge, None)
         return time.perf_counter() - began_s
 
     def close(self) -> None:
