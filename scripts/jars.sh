@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jars.sh debezium|kafka...: fetch a product's jars from Maven Central for the tests and benchmarks.
+# jars.sh debezium|kafka|opensearch...: fetch a product's jars from Maven Central for the tests and benchmarks.
 #
 # They go to ~/.cache/databus-jars/<product>-<version>, where the tests look for them; the versions
 # are those of tests/support/maven_jars.py.  What is there already is left alone.  Needs mvn.
@@ -14,7 +14,12 @@ artifacts_of() {
     case $1 in
     debezium) printf 'io.debezium:debezium-%s ' embedded connector-mariadb connector-mysql connector-postgres ;;
     kafka) echo org.apache.kafka:kafka_2.13 ;;
-    *) echo "jars.sh: $1 is unknown; choose debezium or kafka" >&2 && exit 2 ;;
+    opensearch)
+        # The server's own launcher brings log4j-core.
+        echo org.opensearch:opensearch org.opensearch.plugin:transport-netty4-client \
+            org.apache.logging.log4j:log4j-core:2.21.0
+        ;;
+    *) echo "jars.sh: $1 is unknown; choose debezium, kafka or opensearch" >&2 && exit 2 ;;
     esac
 }
 
@@ -34,8 +39,9 @@ for product in "$@"; do
         echo '<project><modelVersion>4.0.0</modelVersion>'
         echo "<groupId>databus</groupId><artifactId>jars</artifactId><version>1</version><dependencies>"
         for artifact in $artifacts; do
-            echo "<dependency><groupId>${artifact%:*}</groupId><artifactId>${artifact#*:}</artifactId>"
-            echo "<version>$version</version></dependency>"
+            IFS=: read -r group name own <<<"$artifact"
+            echo "<dependency><groupId>$group</groupId><artifactId>$name</artifactId>"
+            echo "<version>${own:-$version}</version></dependency>"
         done
         echo "</dependencies></project>"
     } >"$scratch/pom.xml"

@@ -270,7 +270,7 @@ fetch_optional() {
             ;;
         jars)
             # Debezium and Kafka, beside which tests run ours.
-            optional jars scripts/jars.sh debezium kafka &
+            optional jars scripts/jars.sh debezium kafka opensearch &
             ;;
         sysbench)
             has_program sysbench || { become_root &&

@@ -36,6 +36,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[sink.kafka]": sink_config.KafkaSinkConfig,
     "[sink.redis]": sink_config.RedisSinkConfig,
     "[sink.nats]": sink_config.NatsSinkConfig,
+    "[sink.search]": sink_config.SearchSinkConfig,
     "[sink.files]": sink_config.FilesSinkConfig,
     "[sink.webhook]": sink_config.WebhookSinkConfig,
 }

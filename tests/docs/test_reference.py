@@ -68,7 +68,8 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
             values = {**tomllib.loads(f"{needed}\n{kind}"), **values}
         if model is sink_config.RouteConfig:
             values = {"source": "shop.*", **values}
-        if section in ("[sink.sql]", "[sink.redis]", "[sink.files]", "[sink.webhook]"):
+        urls = ("[sink.sql]", "[sink.redis]", "[sink.search]", "[sink.files]", "[sink.webhook]")
+        if section in urls:
             values = {"url": "sqlite:///copy.db", **values}
         if model is sink_config.KafkaSinkConfig:
             values = {"servers": "127.0.0.1:9092", **values}

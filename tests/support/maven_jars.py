@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-VERSIONS = {"debezium": "3.5.0.Final", "kafka": "4.1.1"}
+VERSIONS = {"debezium": "3.5.0.Final", "kafka": "4.1.1", "opensearch": "2.19.3"}
 
 
 def jars_or_skip(name: str) -> Path:

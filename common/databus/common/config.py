@@ -50,6 +50,7 @@ from databus.common.sink_config import (
     NatsSinkConfig,
     RedisSinkConfig,
     RouteConfig,
+    SearchSinkConfig,
     SinkConfig,
     SqlSinkConfig,
     WebhookSinkConfig,
@@ -483,6 +484,7 @@ _MODELS: dict[str, type[Section]] = {
     "kafka": KafkaSinkConfig,
     "redis": RedisSinkConfig,
     "nats": NatsSinkConfig,
+    "search": SearchSinkConfig,
     "files": FilesSinkConfig,
     "webhook": WebhookSinkConfig,
 }

@@ -224,6 +224,35 @@ class NatsSinkConfig(Section):
     Example: timeout = "30s" """
 
 
+class SearchSinkConfig(Section):
+    """``[sink.search]``: documents of OpenSearch or Elasticsearch.
+
+    A route's `target` is an index; without a route, `SCHEMA.TABLE` in lower case.
+    """
+
+    url: HiddenText
+    """Base URL of the server, with user and password if it wants them. `env:NAME` reads it from an
+    environment variable.
+    Example: url = "https://user:password@search:9200" """
+
+    api_key: HiddenText | None = None
+    """Encoded API key of Elasticsearch. `env:NAME` reads it from an environment variable.
+    Example: api_key = "env:SEARCH_KEY" """
+
+    refresh: bool = False
+    """Refresh the indexes after each commit, so that searches find the rows at once. Otherwise they
+    do after the refresh interval of the index.
+    Example: refresh = true """
+
+    bulk_bytes: Bytes = Field(default=8 << 20, ge=1 << 10)
+    """Largest size of a request, unless one document is larger.
+    Example: bulk_bytes = "2MiB" """
+
+    timeout: Seconds = Field(default=60.0, gt=0)
+    """Longest time of an answer.
+    Example: timeout = "30s" """
+
+
 class FilesSinkConfig(Section):
     """``[sink.files]``: changes as files in a folder or a bucket."""
 
@@ -369,6 +398,10 @@ class SinkConfig(Section):
     """A JetStream stream of NATS.
     Example: nats = { servers = ["nats://127.0.0.1:4222"] } """
 
+    search: SearchSinkConfig | None = None
+    """The indexes of a search server.
+    Example: search = { url = "http://127.0.0.1:9200" } """
+
     files: FilesSinkConfig | None = None
     """Files in a folder or a bucket.
     Example: files = { url = "changes" } """
@@ -392,5 +425,5 @@ class SinkConfig(Section):
         return self
 
 
-KINDS = ("sql", "kafka", "redis", "nats", "files", "webhook")
+KINDS = ("sql", "kafka", "redis", "nats", "search", "files", "webhook")
 """The sections of which a sink has exactly one."""

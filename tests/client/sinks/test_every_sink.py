@@ -309,7 +309,8 @@ async def test_a_sink_of_two_methods_gets_rows_in_commit_order(
 
 
 def test_a_sink_has_exactly_one_kind() -> None:
-    with pytest.raises(Exception, match="exactly one of sql, kafka, redis, nats, files, webhook"):
+    kinds = "sql, kafka, redis, nats, search, files, webhook"
+    with pytest.raises(Exception, match=f"exactly one of {kinds}"):
         sink_config("http://127.0.0.1:1", files={"url": "x"})
     with pytest.raises(ConfigError, match="none of"):
         sink_of(sink_config("http://127.0.0.1:1", sql={"url": "oracle://x"}))

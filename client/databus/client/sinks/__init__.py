@@ -6,8 +6,8 @@ are set aside), ``sink_consumer`` (the consumer that drives a sink), ``sink_proc
 configured sink from start to stop), ``sink_metrics``, ``sink_kinds`` (the sink of a
 configuration), ``sql/`` (mirrors of the tables in a database), ``row_changes`` (rows as what an
 envelope takes), ``kafka/`` (records of a broker), ``redis/`` (streams or hashes), ``nats/``
-(messages of JetStream), ``files/`` (files by date), ``webhook_sink`` (signed HTTP requests),
-``troubled_sink`` (for tests of a sink).
+(messages of JetStream), ``search/`` (documents of OpenSearch and Elasticsearch), ``files/``
+(files by date), ``webhook_sink`` (signed HTTP requests), ``troubled_sink`` (for tests of a sink).
 
 Imported by applications and by the command line.  It imports the rest of the room.
 """

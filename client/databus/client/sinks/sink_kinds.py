@@ -28,6 +28,10 @@ def sink_of(config: SinkConfig) -> Sink:
         from databus.client.sinks.nats.nats_sink import NatsSink
 
         return NatsSink(config.nats)
+    if config.search is not None:
+        from databus.client.sinks.search.search_sink import SearchSink
+
+        return SearchSink(config.search)
     if config.files is not None:
         return _files(config, config.files)
     if config.webhook is not None:
