@@ -82,11 +82,13 @@ class ClusterMember:
         self._woken = threading.Event()
         self._is_closing = False
         self._is_leaving = False
+        self._wait_until_s = 0.0
         self._has_left = threading.Event()
         self._nodes = open_nodes(config, self.wake)
         self._led: dict[str, _Led] = {}
         self._roles: dict[str, DatabaseRole | None] = {}
         self._vacant: set[str] = set()
+        self._others: list[RelayThere] | None = None
         self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="databus-cluster", daemon=True)
 
@@ -101,8 +103,11 @@ class ClusterMember:
     def leave(self) -> None:
         """Give the leaderships away; returns when this relay leads nothing, or after ``LEAVE_S``.
 
-        It stays a member without rings, so that the others assign it nothing.
+        It stays a member without rings, so that the others assign it nothing.  For half of that
+        time it waits for a follower that is current: another might have less than the source has.
         """
+        self._wait_until_s = own_clock_s() + LEAVE_S / 2
+        self._others = None  # Who is there now, not at the last beat.
         self._is_leaving = True
         self.wake()
         self._has_left.wait(LEAVE_S)
@@ -150,13 +155,17 @@ class ClusterMember:
 
     def _beat(self) -> None:
         began_s = own_clock_s()
-        rings: Mapping[str, dict[str, Any]] = {} if self._is_leaving else self._host.rings()
+        rings = self._offered()
         session = self._nodes.beat(self._document(rings))
         until_s = began_s + self._nodes.timeout_s * OWN_SHARE
         self._extend(session, until_s)
         view = self._nodes.view()
         self._lose_taken(session, view)
-        wanted = assign(view.assignment, _members(view), self._config.followers)
+        members = _members(view)
+        if self._is_leaving and self._others is None:
+            self.wake()
+        self._others = [one for one in members if one.name != self._config.relay]
+        wanted = assign(view.assignment, members, self._config.followers)
         if wanted != dict(view.assignment) and not self._nodes.assign(wanted, view.version):
             self.wake()
             return
@@ -169,6 +178,25 @@ class ClusterMember:
             )
         self._apply()
         self._host.publish(self._table(view, wanted))
+
+    def _offered(self) -> Mapping[str, dict[str, Any]]:
+        """The rings of this relay that may be assigned to it."""
+        rings = self._host.rings()
+        if not self._is_leaving:
+            return rings
+        is_late = own_clock_s() >= self._wait_until_s
+        return {
+            database: ring
+            for database, ring in rings.items()
+            if database in self._led and not (is_late or self._has_heir(database))
+        }
+
+    def _has_heir(self, database: str) -> bool:
+        """Whether a follower is current, or none can be."""
+        if self._others is None:
+            return False
+        copies = [one.copies[database] for one in self._others if database in one.copies]
+        return not copies or any(copy.is_current for copy in copies)
 
     def _document(self, rings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         return {

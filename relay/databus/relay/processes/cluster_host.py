@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from databus.relay.cluster.routing_table import write_table
 from databus.relay.ring.data_folder import DatabaseFolder, read_document, read_leader
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import RING_NAME
+
+STALE_STATUS_US = 5_000_000
 
 SetRole = Callable[[str, DatabaseRole | None, int], None]
 
@@ -40,10 +43,15 @@ class SupervisedCluster:
         self._set_role = set_role
         self._loop = asyncio.get_running_loop()
         self._given: dict[str, DatabaseRole | None] = {}
+        self._since_us = time.time_ns() // 1000
 
     def rings(self) -> Mapping[str, dict[str, Any]]:
         """See ``ClusterHost``."""
-        return {name: _ring(DatabaseFolder.of(self._data_dir, name)) for name in self._names()}
+        # A fetcher that was killed has left a status, and may have had another role.
+        since_us = max(self._since_us, time.time_ns() // 1000 - STALE_STATUS_US)
+        return {
+            name: _ring(DatabaseFolder.of(self._data_dir, name), since_us) for name in self._names()
+        }
 
     def follow_roles(
         self, roles: Mapping[str, DatabaseRole | None], leases: Mapping[str, int]
@@ -65,13 +73,14 @@ class SupervisedCluster:
         write_table(self._data_dir, table)
 
 
-def _ring(folder: DatabaseFolder) -> dict[str, Any]:
+def _ring(folder: DatabaseFolder, since_us: int) -> dict[str, Any]:
     status: dict[str, Any] = {}
     end: Position = ORIGIN
     epoch = 0
     try:
         epoch, _ = read_leader(folder)
         status = json.loads(read_document(folder.status) or b"{}")
+        status = status if status.get("updated_us", 0) >= since_us else {}
         if (folder.path / RING_NAME).exists():
             with Ring.open_reader(folder.path) as reader:
                 end = reader.snapshot().max
