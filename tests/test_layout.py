@@ -179,9 +179,13 @@ def test_the_import_contracts_hold() -> None:
 
 
 def test_the_configuration_of_the_compose_file_is_accepted() -> None:
-    loaded = config.load(ROOT / "docker" / "databus.toml")
-    assert [database.name for database in loaded.database] == ["shop", "crm"]
-    assert loaded.bootstrap is not None
+    for name in ("relay-a", "relay-b"):
+        loaded = config.load(ROOT / "docker" / f"{name}.toml")
+        assert [database.name for database in loaded.database] == ["shop", "crm"]
+        assert loaded.cluster is not None
+        assert loaded.cluster.relay == name
+    assert config.load(ROOT / "docker" / "bootstrap.toml").bootstrap is not None
+    assert config.load(ROOT / "docker" / "sink.toml").sink is not None
 
 
 # -- house style

@@ -154,6 +154,7 @@ def test_a_wrong_command_line_is_explained_with_exit_code_2(
         (("dump", "http://127.0.0.1:9/shop", "--list", "--pause", "x"), "give one of --list"),
         (("status", "127.0.0.1:9"), "is not an http:// or https:// URL"),
         (("demo", "--db", "oracle"), "--db 'oracle' is not one of sqlite"),
+        (("demo", "--cluster", "--picture", "a.svg"), "--picture is for the demo without"),
         (("demo", "--duration", "3"), "--duration 3.0 is too short"),
     ],
 )

@@ -35,7 +35,22 @@ _FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.MULTILINE | re.DOT
 _MADE = {"configuration": configuration, "commands": commands, "http": endpoints}
 _MADE |= {"errors": errors, "metrics": metrics, "python": library}
 _PROGRAMS = frozenset(
-    {"cat", "cd", "createdb", "cp", "go", "mv", "node", "psql", "python", "rm", "tar"}
+    {
+        *(
+            "cat",
+            "cd",
+            "createdb",
+            "cp",
+            "docker",
+            "go",
+            "install",
+            "kubectl",
+            "mv",
+            "node",
+            "psql",
+        ),
+        *("python", "python3", "rm", "systemctl", "tar", "useradd"),
+    }
 )
 """Others' programs: a block that runs one is at least valid shell."""
 

@@ -14,7 +14,6 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -25,18 +24,16 @@ from rich.live import Live
 
 from databus.bootstrap.merging.process_merges import has_java
 from databus.cli.console.http_client import call
-from databus.cli.demo import shop as shops
 from databus.cli.demo.demo_consumer import ShopMirror
 from databus.cli.demo.demo_processes import DemoProcesses
 from databus.cli.demo.demo_result import DemoResult, compare, show
 from databus.cli.demo.demo_view import ConsumerState, Picture, Span, draw
-from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, free_port
+from databus.cli.demo.demo_workload import DATABASE, Workload, open_shop
+from databus.cli.demo.private_servers import free_port
 from databus.cli.demo.shop import Shop
 from databus.client import DatabusClient, FileCheckpoints
 from databus.common.errors import DatabusError
 
-_DATABASE = "shop"
-_TRANSACTIONS_PER_S = 250
 _RING_BYTES = "1MiB"
 _DRAIN_S = 20.0
 _READY_S = 90.0
@@ -101,36 +98,20 @@ class Demo:
         logging.basicConfig(filename=folder / "demo.log", level=logging.INFO)
         try:
             with contextlib.ExitStack() as stack:
-                shop, url = await asyncio.to_thread(self._open_shop, folder, stack)
+                shop, url = await asyncio.to_thread(
+                    open_shop, self._kind, folder, stack, self._seed, self._say
+                )
                 processes = stack.enter_context(DemoProcesses(folder))
                 result = await self._run(folder, shop, url, processes)
             show(result, self._console)
             return result.equal
         except BaseExceptionGroup as group:
-            raise _first_leaf(group) from group
+            raise first_leaf(group) from group
         finally:
             if self._keep:
                 self._console.print(f"logs and data: {folder}")
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _open_shop(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Shop, str]:
-        """The source database with the shop's tables in it, and its URL."""
-        self._say(f"a {self._kind} database with a small shop in it")
-        dialect = shops.DIALECTS[self._kind]
-        connect: Callable[[], Any]
-        if self._kind == "sqlite":
-            path = str(folder / "shop.db")
-            connect, url = shops.sqlite_connector(path), f"sqlite:///{path}"
-        else:
-            kinds = {"postgres": PostgresServer, "mariadb": MariaDBServer}
-            server = stack.enter_context(kinds[self._kind](folder / "server"))
-            server.create_database(_DATABASE)
-            self._say(f"private server: {server.version}")
-            connect, url = lambda: server.connect(_DATABASE), server.url(_DATABASE)
-        shop = Shop(dialect, connect, seed=self._seed)
-        shop.create()
-        return shop, url
 
     async def _run(
         self, folder: Path, shop: Shop, url: str, processes: DemoProcesses
@@ -157,7 +138,7 @@ class Demo:
         processes.start("relay", "relay", "-c", config)
         await self._wait_for(f"{self._relay_url}/readyz", processes)
         processes.start("bootstrap", "bootstrap", "-c", config)
-        workload = _Workload(shop)
+        workload = Workload(shop)
         async with self._view(), asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(processes))
             first, second = self._mirrors
@@ -190,7 +171,7 @@ class Demo:
     def _client(self, mirror: ShopMirror, folder: Path) -> DatabusClient:
         name = mirror.name.replace(" ", "-")
         return DatabusClient(
-            database=_DATABASE,
+            database=DATABASE,
             relays=[self._relay_url],
             bootstraps=[self._bootstrap_url],
             consumer=mirror,
@@ -318,47 +299,6 @@ class Demo:
         sys.stdout.flush()
 
 
-class _Workload:
-    """The shop's transactions at a steady rate, in a thread."""
-
-    def __init__(self, shop: Shop) -> None:
-        self._shop = shop
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-
-    def start(self, report: Callable[[int], None]) -> None:
-        """Begin; ``report`` is called with the number of transactions so far."""
-        self._thread = threading.Thread(target=self._work, args=(report,), name="workload")
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the running transaction.
-
-        Raises: the error of a failed transaction.
-        """
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _work(self, report: Callable[[int], None]) -> None:
-        started = time.monotonic()
-        try:
-            with self._shop.session() as step:
-                count = 0
-                while not self._ended.is_set():
-                    step()
-                    count += 1
-                    report(count)
-                    ahead_s = count / _TRANSACTIONS_PER_S - (time.monotonic() - started)
-                    if ahead_s > 0:
-                        self._ended.wait(ahead_s)
-        except BaseException as failure:
-            self._failure = failure
-
-
 async def _stop(client: DatabusClient, serving: asyncio.Task[Any]) -> None:
     client.stop()
     await serving
@@ -368,7 +308,8 @@ def _scn(position: Any) -> int | None:
     return int(position["scn"]) if isinstance(position, dict) else None
 
 
-def _first_leaf(error: BaseException) -> BaseException:
+def first_leaf(error: BaseException) -> BaseException:
+    """The first error in a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -47,7 +47,7 @@ class DemoProcesses:
 
     def start(self, name: str, *arguments: str | Path) -> None:
         """Start ``databus ARGUMENTS`` in a session of its own."""
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", "from databus.cli.main import app; app()", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -56,6 +56,21 @@ class DemoProcesses:
                 start_new_session=True,
             )
         self._running[name] = (process, Guardian(process.pid, group=True))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to the process and all its children, as if the machine were gone."""
+        process, guardian = self._running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        guardian.release()
+
+    def stop(self, name: str) -> None:
+        """SIGTERM to the process; it ends by itself."""
+        process, guardian = self._running.pop(name)
+        process.terminate()
+        process.wait(_STOP_S)
+        guardian.release()
 
     def check(self) -> None:
         """Raise if a process has ended."""
