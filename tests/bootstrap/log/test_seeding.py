@@ -187,8 +187,9 @@ async def test_sources_are_dumped_together_and_by_themselves_after_a_failure(log
 
 
 async def test_a_dump_reads_how_far_the_log_is_and_continues_when_it_had_to_wait_too_long(
-    log: HotLog,
+    log: HotLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(seeding, "ROWS_EVERY_S", 0.0)
     noted(log, UNSEEDED)
     seeder, relay = seeder_of(log)
     waited = {"detail": "its reader is idle", "reader": {"scn": 9000, "seq": 0}}
@@ -207,6 +208,19 @@ async def test_a_dump_reads_how_far_the_log_is_and_continues_when_it_had_to_wait
     assert {(one["state"], one["rows"]) for one in seeder.states().values()} == {(DUMPING, 5)}
     await seeder.give_up()
     assert relay.cancelled == ["1"]
+
+
+async def test_the_rows_of_a_running_dump_are_stored_at_intervals(log: HotLog) -> None:
+    noted(log, UNSEEDED)
+    seeder, relay = seeder_of(log)
+    relay.answers = [{"state": "running", "error": None, "rows": rows} for rows in range(1, 9)]
+    log.advance(Position(9000, 0))
+    await seeder.step()
+    stored = log.note_revision
+    for _ in range(4):
+        await seeder.step()
+    assert log.note_revision == stored, "the states of all sources are not written at each look"
+    assert {one["state"] for one in seeder.states().values()} == {DUMPING}
 
 
 async def test_all_tables_that_a_dump_could_not_read_are_retried_by_themselves(

@@ -26,6 +26,7 @@ from databus.bootstrap.log.log_blocks import (
     tail_after,
 )
 from databus.bootstrap.log.log_values import (
+    ParsedNotes,
     block_bounds,
     damage,
     is_sealed,
@@ -81,6 +82,10 @@ class LogState:
         """The last frame's position, or a later heartbeat's."""
         return self.checkpoint.position
 
+    def at(self, position: Position) -> OnlineCheckpoint:
+        """The writer's checkpoint at another position."""
+        return OnlineCheckpoint(self.database, self.clock, position)
+
 
 @dataclass(frozen=True, slots=True)
 class LogSlice:
@@ -121,6 +126,7 @@ class HotLog:
         self._is_broken = False
         self.note_revision = 0
         self._known: tuple[SourceSchema, ...] = ()
+        self._notes = ParsedNotes()
         self.append_count = 0
         self.window_count = 0
         try:
@@ -329,23 +335,25 @@ class HotLog:
             self._put_fact(transaction, b"note." + name.encode(), json.dumps(document).encode())
 
     def note(self, name: str) -> Any:
-        """The JSON document stored beside the frames (seeding, gaps), None if there is none."""
+        """The JSON document stored beside the frames (seeding, gaps), None if there is none.
+
+        The caller must not change it: it is the same one until another is stored.
+        """
         with self._reading() as transaction:
             value = self._fact(transaction, b"note." + name.encode())
         try:
-            return None if value is None else json.loads(value)
+            return None if value is None else self._notes.parse(name, value)
         except ValueError as error:
             raise damage(self.folder, f"the note {name!r}: {error}") from error
 
     def put_note(self, name: str, document: Any) -> None:
         """Store a JSON document."""
-        self._write(lambda txn: self._put_notes(txn, {name: document}))
+        self._write(lambda transaction: self._put_notes(transaction, {name: document}))
 
     def schemas(self) -> list[SourceSchema]:
         """All schema versions that frames of this log may name, in the order of announcement.
 
         A version that a table returned to is listed again; the last one of a source is current.
-        Versions are only ever added, so each is parsed once.
         """
         known = self._known
         with self._reading() as transaction:
@@ -408,9 +416,8 @@ class HotLog:
             if not pieces and checkpoint == state.last:
                 return
             for piece in pieces:
-                if not transaction.put(
-                    pack_position(piece.stop), piece.data, db=self._frames, overwrite=False
-                ):
+                key = pack_position(piece.stop)
+                if not transaction.put(key, piece.data, db=self._frames, overwrite=False):
                     raise FormatError(f"two blocks end at {piece.stop}")
             is_open = not pieces[-1].ends_window if pieces else state.window < state.last
             if is_open:
@@ -420,9 +427,7 @@ class HotLog:
             added = sum(len(piece.data) for piece in pieces)
             since_us = state.since_us or (now_us if added else 0)
             self._put_range(transaction, state.start, window, state.frame_bytes + added, since_us)
-            self._put_checkpoint(
-                transaction, OnlineCheckpoint(state.database, state.clock, checkpoint)
-            )
+            self._put_checkpoint(transaction, state.at(checkpoint))
             windows = int((columns.op[is_new] == Op.END_OF_WINDOW).sum())
 
         self._write(change)
@@ -439,9 +444,7 @@ class HotLog:
             state = self._state(transaction)
             window = state.window if state.window < state.last else position
             self._put_range(transaction, state.start, window, state.frame_bytes, state.since_us)
-            self._put_checkpoint(
-                transaction, OnlineCheckpoint(state.database, state.clock, position)
-            )
+            self._put_checkpoint(transaction, state.at(position))
 
         self._write(change)
 
@@ -546,9 +549,7 @@ class HotLog:
             state = self._state(transaction)
             transaction.drop(self._frames, delete=False)
             self._put_range(transaction, position, position, 0, 0)
-            self._put_checkpoint(
-                transaction, OnlineCheckpoint(state.database, state.clock, position)
-            )
+            self._put_checkpoint(transaction, state.at(position))
             self._put_notes(transaction, {"origin": position.to_json(), **notes})
 
         self._write(change)
@@ -575,9 +576,7 @@ class HotLog:
             frame_bytes = state.frame_bytes - dropped
             since_us = state.since_us if frame_bytes else 0
             self._put_range(transaction, state.start, position, frame_bytes, since_us)
-            self._put_checkpoint(
-                transaction, OnlineCheckpoint(state.database, state.clock, position)
-            )
+            self._put_checkpoint(transaction, state.at(position))
             self._put_notes(transaction, notes)
 
         self._write(change)

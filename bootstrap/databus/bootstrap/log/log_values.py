@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
@@ -41,6 +42,27 @@ def naming(folder: Path) -> Iterator[None]:
         yield
     except FormatError as error:
         raise damage(folder, error.message) from error
+
+
+class ParsedNotes:
+    """JSON documents by name; each is parsed again only when its text has changed.
+
+    Owner: any thread.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, tuple[bytes, Any]] = {}
+
+    def parse(self, name: str, text: bytes) -> Any:
+        """The document in ``text``, which the caller must not change.
+
+        Raises:
+            ValueError: it is not JSON.
+        """
+        known = self._parsed.get(name)
+        if known is None or known[0] != text:
+            self._parsed[name] = known = (text, json.loads(text))
+        return known[1]
 
 
 def pack_position(position: Position) -> bytes:

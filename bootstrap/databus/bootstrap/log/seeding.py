@@ -34,6 +34,9 @@ MOST_AGAIN_S = 300.0
 MOST_IDLE_AGAIN_S = 30.0
 """The longest back-off after a dump that read no row of the source, which costs little."""
 NO_SOURCE = {"source": ""}
+ROWS_EVERY_S = 1.0
+"""Interval at which the rows of a running dump are stored: the states of all sources are one
+document."""
 
 Repair = Callable[[str], Awaitable[Position | None]]
 """Makes a source's copy equal to the database; the position at which it is equal, or None if it
@@ -64,6 +67,8 @@ class Seeder:
     patterns: tuple[str, ...]
     repair: Repair
     _tail: Position | None = field(default=None, init=False)
+    _shows_rows: bool = field(default=True, init=False)
+    _rows_due_s: float = field(default=0.0, init=False)
 
     def is_dumping(self) -> bool:
         """Whether a dump is running, or the log has not reached its end."""
@@ -82,6 +87,9 @@ class Seeder:
         document = await self.relay.sources(self.database)
         names = [item["name"] for item in document["sources"]]
         names = [name for name in names if not self.patterns or matches(name, self.patterns)]
+        self._shows_rows = time.monotonic() >= self._rows_due_s
+        if self._shows_rows:
+            self._rows_due_s = time.monotonic() + ROWS_EVERY_S
         before = self.states()
         states = {**before, **{n: {"state": UNSEEDED} for n in names if n not in before}}
         try:
@@ -192,6 +200,8 @@ class Seeder:
             read_rows = any(table["rows"] for table in tables if table["source"] == name)
             failed = _failed(one, error, read_rows=read_rows)
             return {**failed, **({"state": GONE} if is_gone else {})}
+        if state != "completed" and not self._shows_rows:
+            return one
         followed = {**one, "rows": answer.get("rows", 0)}
         if state != "completed":
             return followed

@@ -285,10 +285,13 @@ class LogWriter:
 
     async def _keep_seeding(self, seeder: Seeder) -> None:
         while True:
+            began_s = time.monotonic()
             whole = await seeding.try_step(seeder)
             if whole:
                 log_gaps.close_gaps(self.log, self._now_us())
             pause_s = DUMP_POLL_S if seeder.is_dumping() else SEED_POLL_S
+            # With thousands of tables a step takes time: half of it is left to reading.
+            pause_s = max(pause_s, time.monotonic() - began_s)
             await asyncio.sleep(SEEDED_POLL_S if whole else pause_s)
 
     async def _keep_repairing(self, repairs: TableRepairs) -> None:

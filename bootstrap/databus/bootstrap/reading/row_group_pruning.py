@@ -27,7 +27,7 @@ position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,10 @@ class Selection:
     filter: StreamFilter
     source_ids: npt.NDArray[np.uint32]
     """As for ``StreamFilter.mask``."""
+    _numbers: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_numbers", frozenset(self.source_ids.tolist()))
 
     def mask(self, columns: FrameColumns, block: npt.NDArray[np.uint8]) -> Mask:
         """Which frames of ``block`` are selected; see ``StreamFilter.mask``."""
@@ -66,7 +70,7 @@ class Selection:
         """Whether a file may have rows of the requested sources and keys, by the manifest."""
         if file.source_id is None:
             return True
-        if not self.filter.takes_every_source and not (self.source_ids == file.source_id).any():
+        if not self.filter.takes_every_source and file.source_id not in self._numbers:
             return False
         # The first bucket has the source's truncate, which concerns every partition.
         return not file.hashes[0] or may_hold(self.filter.partition, file.hashes)

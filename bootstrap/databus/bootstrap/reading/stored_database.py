@@ -90,6 +90,8 @@ class StoredDatabase:
         self._log_folder = folder / LOG_FOLDER
         self._logs = logs
         self._schemas = SchemaSet()
+        self._announced = 0
+        self._names: tuple[int, Mapping[str, Any], list[str]] = (-1, {}, [])
         self.rows_served = 0
         self.bytes_served = 0
         self.requests = 0
@@ -121,9 +123,11 @@ class StoredDatabase:
         return self.log.state()
 
     def schemas(self) -> SchemaSet:
-        """All versions, read again from the log."""
-        for schema in self.log.schemas():
+        """All versions that the log has by now."""
+        announced = self.log.schemas()
+        for schema in announced[self._announced :]:
             self._schemas.announce(schema)
+        self._announced = len(announced)
         return self._schemas
 
     def schema_of(self, fingerprint: int) -> SourceSchema:
@@ -138,7 +142,12 @@ class StoredDatabase:
 
     def source_names(self) -> list[str]:
         """All sources that are known by a schema or are being seeded."""
-        return sorted({*self.schemas().sources, *self.seeding()})
+        schemas, seeding = self.schemas(), self.seeding()
+        revision, known, names = self._names
+        if revision != schemas.revision or known is not seeding:
+            names = sorted({*schemas.sources, *seeding})
+            self._names = schemas.revision, seeding, names
+        return names
 
     def source_ids(self, stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:
         """The numbers of the sources that the filter takes."""
@@ -310,7 +319,7 @@ class StoredDatabase:
         if reported := self._logs.words.get(self._log_folder):
             return dict(reported)
         try:
-            document = self.log.note("writer") or {}
+            document = dict(self.log.note("writer") or {})
         except FormatError as error:
             return {"state": "failing", "error": error.message}
         except StoreError:

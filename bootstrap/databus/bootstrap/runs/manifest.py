@@ -266,6 +266,7 @@ class Store:
     def __init__(self, location: Path | Storage) -> None:
         self.storage: Storage = LocalStorage(location) if isinstance(location, Path) else location
         self._leases: dict[str, Lease] = {}
+        self._decoded: tuple[bytes, Manifest] = (b"", Manifest())
 
     @property
     def url(self) -> str:
@@ -323,10 +324,14 @@ class Store:
         found = self.storage.read_manifest()
         if found is None:
             return Manifest(), None
-        try:
-            return Manifest.decode(found.content), found.tag
-        except FormatError as error:
-            raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
+        content, manifest = self._decoded
+        if content != found.content:
+            try:
+                manifest = Manifest.decode(found.content)
+            except FormatError as error:
+                raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
+            self._decoded = found.content, manifest
+        return manifest, found.tag
 
     def note_dropped(self, upto: Position | None) -> None:
         """Store the position up to which the log has dropped what runs have; None: nothing dropped.
