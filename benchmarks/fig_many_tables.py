@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -137,7 +138,8 @@ def _measured(
         report.add(started, series="start until ready", **labels)
         (child,) = psutil.Process().children()
         for series, path in _paths():
-            once = lambda path=path: _ms(lambda: digest.update(_size(port, path)))  # noqa: E731
+            once = partial(_request_ms, port, path)
+            digest.update(series.encode())
             report.add(Sample((once(),)), series=f"first {series}", **labels)
             report.add(measure(run, once), series=series, **labels)
         report.note(
@@ -157,10 +159,14 @@ def _paths() -> Iterator[tuple[str, str]]:
     yield "metrics", "/metrics"
 
 
-def _size(port: int, path: str) -> bytes:
-    """What an answer is about; its times differ from run to run."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300) as answer:
-        return path.encode() if answer.read() else b""
+def _request_ms(port: int, path: str) -> float:
+    """Milliseconds until the whole answer is there."""
+
+    def request() -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300) as answer:
+            answer.read()
+
+    return _ms(request)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -69,8 +69,7 @@ class Manifest:
 
     ``fences`` are, by role, the number of the last holder of a lease that wrote.  ``switches`` are
     marks of the last switches: a writer that lost the answer to a switch finds its mark here.  Both
-    are empty if the store is a folder.  ``record`` is the document with what the log knows beside
-    its frames; empty in stores of earlier releases.
+    are empty if the store is a folder.  ``record`` names the log's record, if there is one.
     """
 
     version: int = 0
@@ -201,8 +200,7 @@ class Manifest:
         }
         if self.fences or self.switches:
             document |= {"fences": dict(self.fences), "switches": list(self.switches)}
-        if self.record:
-            document["record"] = self.record
+        document |= {"record": self.record} if self.record else {}
         if self.unfinished is not None:
             document["unfinished"] = self.unfinished.to_json()
         body = json.dumps(document, separators=(",", ":")).encode()
@@ -324,21 +322,20 @@ class Store:
         found = self.storage.read_manifest()
         if found is None:
             return Manifest(), None
-        content, manifest = self._decoded
-        if content != found.content:
-            try:
-                manifest = Manifest.decode(found.content)
-            except FormatError as error:
-                raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
-            self._decoded = found.content, manifest
-        return manifest, found.tag
+        try:
+            decoded = self._decoded
+            if decoded[0] != found.content:
+                self._decoded = decoded = found.content, Manifest.decode(found.content)
+            return decoded[1], found.tag
+        except FormatError as error:
+            raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
 
     def note_dropped(self, upto: Position | None) -> None:
         """Store the position up to which the log has dropped what runs have; None: nothing dropped.
 
         A position is written after the manifest has it, and None before runs retire by a gap.
         """
-        document = {"upto": None if upto is None else [upto.scn, upto.seq]}
+        document = {"upto": None if upto is None else list(upto)}
         self.storage.write_note(DROPPED, json.dumps(document).encode())
 
     def dropped(self) -> Position | None:
@@ -402,7 +399,8 @@ class Store:
                     changed = replace(changed, switches=(*current.switches, mark)[-MOST_SWITCHES:])
                 if problems := changed.problems():
                     raise StoreError(f"refusing to write a manifest that breaks {problems}")
-                if self.storage.replace_manifest(changed.encode(), tag):
+                if self.storage.replace_manifest(content := changed.encode(), tag):
+                    self._decoded = content, changed
                     return changed
                 time.sleep(0.01 * 2 ** min(attempt, 6) * (1 + os.urandom(1)[0] / 255))
         raise StoreBusy(f"{self.url}: the manifest was replaced by others {SWITCH_ATTEMPTS} times")
@@ -565,9 +563,9 @@ class Store:
 
 
 def _note_name(value: Any) -> str:
-    if not isinstance(value, str) or re.fullmatch(r"(record-[0-9a-f-]+\.json)?", value) is None:
-        raise ValueError(f"{value!r} is not the name of a record")
-    return value
+    if isinstance(value, str) and re.fullmatch(r"(record-[0-9a-f-]+\.json)?", value):
+        return value
+    raise ValueError(f"{value!r} is not the name of a record")
 
 
 def _ids(manifest: Manifest) -> set[str]:

@@ -197,6 +197,14 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match one of the globs, in their order; plain names cost a look-up each."""
+    if any(_WILD & set(pattern) for pattern in patterns):
+        return [name for name in names if matches(name, patterns)]
+    plain = frozenset(patterns)
+    return [name for name in names if name in plain]
+
+
 def require_sources(
     database: str,
     known: Sequence[str],
@@ -212,9 +220,9 @@ def require_sources(
             While no source is known yet, every pattern may still match later.
     """
     if granted is not None:
-        known = [name for name in known if matches(name, granted)]
-    found = [name for name in known if not patterns or matches(name, patterns)]
-    plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
+        known = matching(known, granted)
+    found = matching(known, patterns) if patterns else list(known)
+    plain = [pattern for pattern in patterns if not _WILD & set(pattern)]
     for pattern in [*plain, *(() if found else patterns)]:
         if known and pattern not in known:
             raise UnknownSource(
@@ -227,10 +235,12 @@ def require_sources(
 
 def matching_ids(names: Iterable[str], stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:
     """The numbers of the sources among ``names`` that the filter takes."""
-    taken = [frame_format.source_id(name) for name in names if stream_filter.takes_source(name)]
-    return np.array(sorted(taken), dtype=np.uint32)
+    for patterns in (stream_filter.granted, stream_filter.sources or None):
+        names = names if patterns is None else matching(names, patterns)
+    return np.array(sorted(map(frame_format.source_id, names)), dtype=np.uint32)
 
 
+_WILD = frozenset("*?[")
 _BY_HASH = re.compile(r"(mod|hash):(\d{1,9}):([\d,-]+)")
 _BUCKETS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 MAX_BUCKETS = 1 << 16
