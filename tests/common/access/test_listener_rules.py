@@ -53,8 +53,8 @@ def test_both_servers_refuse_to_start_on_a_network_without_protection(tmp_path: 
 
 
 def test_the_configuration_of_the_containers_says_that_it_is_insecure() -> None:
-    config = load(ROOT / "docker" / "databus.toml")
-    assert config.relay is not None
-    assert config.bootstrap is not None
-    for listen in (config.relay.listen, config.bootstrap.listen):
-        require_protection(listen, config.http, config.auth)
+    for name in ("relay-a", "relay-b", "bootstrap"):
+        config = load(ROOT / "docker" / f"{name}.toml")
+        section = config.relay or config.bootstrap
+        assert section is not None
+        require_protection(section.listen, config.http, config.auth)
