@@ -6,6 +6,7 @@ It is stateless: everything is in the store, and a reader may resume at any othe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import time
@@ -47,7 +48,9 @@ from databus.common.config import BootstrapConfig
 from databus.common.errors import (
     BadRequest,
     ClockMismatch,
+    FormatError,
     ServerUnavailable,
+    StoreError,
     UnknownDatabase,
 )
 from databus.common.filters.stream_filter import StreamFilter, parse_sources
@@ -354,6 +357,10 @@ class BootstrapServer:
         self.reads.close()
 
     async def _keep_renewing(self) -> None:
+        for database in self.databases().values():
+            # Thousands of schemas take seconds: not in the loop, at the first request.
+            with contextlib.suppress(StoreError, FormatError):
+                await asyncio.to_thread(database.log.schemas)
         while True:
             await asyncio.sleep(EVERY_S)
             for database in list(self._databases.values()):

@@ -540,11 +540,8 @@ class Store:
             problems.append(error.message)
         for run in manifest.runs:
             try:
-                opened = self.open_run(run)
-                try:
+                with contextlib.closing(self.open_run(run)) as opened:
                     opened.check()
-                finally:
-                    opened.close()
             except (FormatError, StoreError) as error:
                 problems.append(error.message)
         return problems
