@@ -208,6 +208,7 @@ def write_run(
         created_us=1,
         partial_rows=sum(bool(one.flags & Flag.PARTIAL) for one in frames),
         truncates=tuple(sorted(truncates.items())),
+        last_commit_us=max((one.commit_us for one in frames), default=0),
     )
 
 

@@ -15,6 +15,7 @@ from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.runs.manifest import Manifest
 from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind
+from databus.bootstrap.runs.unfinished_merge import UnfinishedMerge
 from databus.common.checkpoint import (
     ORIGIN,
     Checkpoint,
@@ -150,6 +151,20 @@ def test_retention_drops_nothing_that_the_base_or_its_readers_need() -> None:
     retained = manifest.without((), 1)
     retained = replace(retained, retired=(*retained.retired, _retired(old)))
     assert run_planner.droppable(retained, 0) == chain[:1]
+
+
+def test_while_a_merge_is_unfinished_only_runs_after_it_are_merged_or_dropped() -> None:
+    base = run_of(0, 40, 10**9, RunKind.BASE)
+    chain = tuple(run_of(start, start + 10) for start in range(10, 80, 10))
+    for kind, inputs in ((RunKind.BASE, (base, chain[3])), (RunKind.DELTA, chain[1:4])):
+        merge = UnfinishedMerge(kind, tuple(run.id for run in inputs), "0", 1, 3, ())
+        manifest = Manifest(runs=(base, *chain), unfinished=merge)
+        continued = run_planner.next_merge(manifest, 1 << 40)
+        assert continued == run_planner.unfinished_merge(manifest) == Merge(inputs, kind)
+        more = replace(manifest, runs=(*manifest.runs, run_of(80, 90)))
+        assert run_planner.next_merge(more, 1 << 40) == Merge(more.chain[4:], RunKind.DELTA)
+        dropped = run_planner.droppable(manifest, 0)
+        assert dropped == (chain[:3] if kind is RunKind.BASE else chain[:1])
 
 
 def _retired(run: Run) -> Any:

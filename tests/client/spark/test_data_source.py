@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.merging.process_merges import ProcessMerges
+from databus.bootstrap.processes.bootstrap_processes import apply_round
 from databus.cli.demo.shop import TABLES, Rows
+from databus.common import config
 from databus.common.checkpoint import Position
 from tests.support.exports import FORMATS, assert_equal, export
 from tests.support.fixtures import FreshDatabase
@@ -179,6 +184,55 @@ def test_what_a_task_reads_stays_though_it_is_merged_meanwhile(spark: Any, syste
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
     assert keyed(rows, ("id",)) == expected
     assert len(rows) == len(expected)
+
+
+def test_runs_are_compacted_inside_a_running_job_that_reads_their_files(
+    spark: Any, system: System, tmp_path: Path
+) -> None:
+    write_segments(system, 2)
+    merge_all(system, spark)
+    expected = {name_of(system, one): len(source_rows(system, one)) for one in TABLES}
+    section = config.load(system.config).bootstrap
+    assert section is not None
+    store = Stores(section).begun()["shop"]
+    begun, compacted = tmp_path / "begun", tmp_path / "compacted"
+    begun.mkdir()
+
+    def waiting(batches: Iterator[Any]) -> Iterator[Any]:
+        """In a task whose first rows have been read; there are more tasks than cores."""
+        import os
+        import time
+
+        for number, batch in enumerate(batches):
+            (begun / f"{os.getpid()}-{number}").touch()
+            while not compacted.exists():
+                time.sleep(0.02)
+            yield batch
+
+    frame = read(spark, system, "*", files="always", columns="_source", relays="")
+    job = frame.mapInArrow(waiting, frame.schema)
+    base = store.read().base
+    assert base is not None
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: Counter(row["_source"] for row in job.collect()))
+        try:
+            wait_for(
+                lambda: any(begun.iterdir()) or reading.result(0.01), "a task has read rows", 60
+            )
+            write_segments(system, 4)
+            changed = section.model_copy(update={"run_grace": 0.0})
+            merges = ProcessMerges(tmp_path)
+            assert apply_round(changed, {"shop": store}, merges, full=True) == {}
+            now = store.read()
+            assert now.base is not None and now.base.id != base.id
+            assert base.id in {one.run.id for one in now.retired}, "the lease retains it"
+        finally:
+            compacted.touch()
+        assert reading.result(120) == expected
+    for note in (section.data_dir / "shop").glob("readers-lease-*"):
+        note.unlink()
+    assert apply_round(changed, {"shop": store}, merges) == {}
+    assert store.read().find(base.id) is None, "its files are deleted when the lease has ended"
 
 
 def after_changes(before: Rows, changes: list[dict[str, Any]]) -> Rows:
