@@ -42,9 +42,10 @@ from databus.bootstrap.log.segments import seal
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.merging.bucket_tasks import bits_for
 from databus.bootstrap.merging.run_planner import Merge
-from databus.bootstrap.runs.manifest import Store, new_run_id
+from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import PARQUET, RunFile, RunKind, describe
 from databus.bootstrap.runs.parquet_runs import Run as StoredRun
+from databus.bootstrap.runs.run_ids import new_run_id
 from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.client.splits.frame_tables import SCHEMA, as_table
 from databus.common.checkpoint import ORIGIN, Position

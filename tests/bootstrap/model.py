@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
-from databus.bootstrap.runs.manifest import Store, new_run_id
+from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run, RunKind, describe
+from databus.bootstrap.runs.run_ids import new_run_id
 from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.client.splits.frame_tables import as_table
 from databus.common.checkpoint import ORIGIN, Position

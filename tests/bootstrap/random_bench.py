@@ -27,9 +27,10 @@ from databus.bootstrap.merging.bucket_runs import (
 from databus.bootstrap.merging.process_merges import ProcessMerges
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
-from databus.bootstrap.runs import failpoints
-from databus.bootstrap.runs.manifest import Store, new_run_id
+from databus.bootstrap.runs import failpoints, file_lists
+from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import PARQUET, Run, RunKind
+from databus.bootstrap.runs.run_ids import new_run_id
 from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.client.splits.clustered_files import Place
 from databus.client.splits.frame_tables import as_table
@@ -124,6 +125,7 @@ class RandomBench:
         )
         with (
             patch.object(applier_module, "FILE_BYTES", 400),
+            patch.object(file_lists, "LISTED_APART", self.rng.choice((1, 256))),
             patch.object(failpoints, "reach", reach),
             contextlib.suppress(Killed),
         ):

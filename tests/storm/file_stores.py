@@ -21,6 +21,7 @@ from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.parquet_runs import Run, RunKind
+from databus.bootstrap.runs.store_summary import describe
 from databus.client.checkpoints.checkpoint_stores import FileCheckpoints, LmdbCheckpoints
 from databus.common.checkpoint import ORIGIN, OnlineCheckpoint, Position, encode
 from databus.common.config import parse
@@ -344,7 +345,7 @@ def check_bootstrap(folder: Path) -> dict[str, Any]:
     problems = Store(folder / "shop").check()
     if problems:
         raise DatabusError("; ".join(problems))
-    return {"log": described, "runs": Store(folder / "shop").describe()}
+    return {"log": described, "runs": describe(Store(folder / "shop"))}
 
 
 STORES: dict[str, FileStore] = {

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.bootstrap.runs.manifest import Manifest, Retired, Store, new_run_id, stop_of
+from databus.bootstrap.runs.manifest import Manifest, Retired, Store
 from databus.bootstrap.runs.open_run import OpenRun
 from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind
+from databus.bootstrap.runs.run_ids import new_run_id, stop_of
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 from tests.bootstrap.model import START, History, frames_between, write_run
@@ -54,10 +55,10 @@ def test_any_damage_is_found(data: st.DataObject) -> None:
 
 
 def test_a_newer_format_is_refused_by_name() -> None:
-    body = json.dumps({"v": 3}).encode()
+    body = json.dumps({"v": 4}).encode()
     import google_crc32c
 
-    with pytest.raises(FormatError, match="format 3, this program reads 1 and 2"):
+    with pytest.raises(FormatError, match="format 4, this program reads 1, 2, 3"):
         Manifest.decode(body + f"\n{google_crc32c.value(body):08x}\n".encode())
 
 

@@ -85,7 +85,7 @@ class OnS3:
 def merged(store: Store, merge: Merge) -> Run:
     """The run that the model makes of a merge, written to the store."""
     from databus.bootstrap.log.segments import pq
-    from databus.bootstrap.runs.manifest import new_run_id
+    from databus.bootstrap.runs.run_ids import new_run_id
 
     frames = []
     for run in merge.inputs:

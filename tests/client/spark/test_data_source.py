@@ -209,16 +209,14 @@ def test_runs_are_compacted_inside_a_running_job_that_reads_their_files(
                 time.sleep(0.02)
             yield batch
 
-    frame = read(spark, system, "*", files="always", columns="_source", relays="")
+    frame = read(spark, system, "*", files="always", columns="_source,id,order_id,sku", relays="")
     job = frame.mapInArrow(waiting, frame.schema)
     base = store.read().base
     assert base is not None
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(lambda: Counter(row["_source"] for row in job.collect()))
         try:
-            wait_for(
-                lambda: any(begun.iterdir()) or reading.result(0.01), "a task has read rows", 60
-            )
+            wait_for(lambda: any(begun.iterdir()) or reading.done(), "a task has read rows", 60)
             write_segments(system, 4)
             changed = section.model_copy(update={"run_grace": 0.0})
             merges = ProcessMerges(tmp_path)

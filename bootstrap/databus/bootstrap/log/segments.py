@@ -17,8 +17,9 @@ from databus.bootstrap.log import log_handover
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.log_recording import record_notes, require_own, switch_recorded
 from databus.bootstrap.runs import failpoints
-from databus.bootstrap.runs.manifest import Manifest, Store, new_run_id
+from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.parquet_runs import PARQUET, ROW_GROUP_BYTES, Run, RunKind, describe
+from databus.bootstrap.runs.run_ids import new_run_id
 from databus.client.splits.frame_tables import SCHEMA, as_table
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError

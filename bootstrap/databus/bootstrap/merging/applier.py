@@ -33,9 +33,10 @@ from databus.bootstrap.merging.spark_tasks import Output
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.apply_progress import ApplyProgress
 from databus.bootstrap.runs.log_record import recorded_schemas
-from databus.bootstrap.runs.manifest import Manifest, Store, new_run_id
+from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.open_readers import held
 from databus.bootstrap.runs.parquet_runs import PARQUET, ROW_GROUP_BYTES, Run, RunFile, RunKind
+from databus.bootstrap.runs.run_ids import new_run_id
 from databus.bootstrap.runs.run_storage import LocalFiles
 from databus.bootstrap.runs.unfinished_merge import UnfinishedMerge
 from databus.client.splits import partial_rows

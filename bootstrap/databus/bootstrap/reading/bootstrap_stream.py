@@ -23,9 +23,10 @@ from databus.bootstrap.log.log_blocks import is_after, position_at
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.reading.retained_runs import Retain, are_retained
 from databus.bootstrap.reading.row_group_pruning import Selection
-from databus.bootstrap.runs.manifest import Store, stop_of
+from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.open_run import OpenRun
 from databus.bootstrap.runs.parquet_runs import RowGroup, Run, RunKind
+from databus.bootstrap.runs.run_ids import stop_of
 from databus.client.splits.frame_tables import FrameBlock
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import (

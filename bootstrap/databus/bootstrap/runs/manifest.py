@@ -23,6 +23,7 @@ from typing import Any
 import google_crc32c
 
 from databus.bootstrap.runs import failpoints, open_readers
+from databus.bootstrap.runs.file_lists import FileLists
 from databus.bootstrap.runs.open_run import FileSlot, OpenRun, Wanted
 from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.bootstrap.runs.run_storage import (
@@ -37,9 +38,9 @@ from databus.bootstrap.runs.unfinished_merge import UnfinishedMerge
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 
-VERSION = 2
-"""The format that is written."""
-READABLE = (1, 2)
+VERSION, LISTING_VERSION = 2, 3
+"""The formats that are written: the second one if the file list of a run is apart."""
+READABLE = (1, 2, 3)
 MOST_APPLIES = 50
 SWITCH_ATTEMPTS = 20
 MOST_SWITCHES = 32
@@ -108,10 +109,22 @@ class Manifest:
         inputs = self.unfinished.inputs if self.unfinished else ()
         return tuple(run for run in self.runs if run.id in inputs)
 
+    @property
+    def all_runs(self) -> tuple[Run, ...]:
+        """The runs, retired ones included."""
+        return (*self.runs, *(retired.run for retired in self.retired))
+
     def find(self, run_id: str) -> Run | None:
         """The run of this id, retired or not."""
-        everything = (*self.runs, *(retired.run for retired in self.retired))
-        return next((run for run in everything if run.id == run_id), None)
+        return next((run for run in self.all_runs if run.id == run_id), None)
+
+    def with_runs(self, change: Callable[[Run], Run]) -> Manifest:
+        """The manifest with each run, retired or not, as ``change`` returns it."""
+        return replace(
+            self,
+            runs=tuple(map(change, self.runs)),
+            retired=tuple(replace(one, run=change(one.run)) for one in self.retired),
+        )
 
     def with_changes(
         self, *, add: Run, drop: tuple[Run, ...] = (), made_of: tuple[Run, ...] = (), now_us: int
@@ -177,7 +190,7 @@ class Manifest:
             found.append(f"I2: bases are {[(run.id, run.start) for run in bases]}")
         if bases and chain and not chain[0].start <= bases[0].stop <= chain[-1].stop:
             found.append(f"I2: the base stops at {bases[0].stop}, outside of the chain")
-        ids = [run.id for run in (*self.runs, *(retired.run for retired in self.retired))]
+        ids = [run.id for run in self.all_runs]
         if len(set(ids)) != len(ids):
             found.append(f"I3: run ids are not unique: {ids}")
         if self.unfinished is not None:
@@ -189,7 +202,7 @@ class Manifest:
     def encode(self) -> bytes:
         """The file's content."""
         document = {
-            "v": VERSION,
+            "v": LISTING_VERSION if any(run.listing for run in self.all_runs) else VERSION,
             "version": self.version,
             "runs": [run.to_json() for run in self.runs],
             "retired": [
@@ -222,7 +235,7 @@ class Manifest:
             if document["v"] not in READABLE:
                 raise FormatError(
                     f"manifest: format {document['v']!r}, this program reads "
-                    f"{' and '.join(map(str, READABLE))}"
+                    f"{', '.join(map(str, READABLE))}"
                 )
             manifest = Manifest(
                 version=int(document["version"]),
@@ -265,6 +278,7 @@ class Store:
         self.storage: Storage = LocalStorage(location) if isinstance(location, Path) else location
         self._leases: dict[str, Lease] = {}
         self._decoded: tuple[bytes, Manifest] = (b"", Manifest())
+        self._lists = FileLists(self.storage)
 
     @property
     def url(self) -> str:
@@ -325,8 +339,14 @@ class Store:
         try:
             decoded = self._decoded
             if decoded[0] != found.content:
-                self._decoded = decoded = found.content, Manifest.decode(found.content)
+                manifest = self._lists.complete(Manifest.decode(found.content))
+                self._decoded = decoded = found.content, manifest
             return decoded[1], found.tag
+        except StoreError:
+            # A list may be gone because another manifest has replaced this one meanwhile.
+            if self.storage.read_manifest() == found:
+                raise
+            return self._read()
         except FormatError as error:
             raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
 
@@ -397,6 +417,7 @@ class Store:
                 )
                 if mark:
                     changed = replace(changed, switches=(*current.switches, mark)[-MOST_SWITCHES:])
+                changed = self._lists.store(changed, _ids(current))
                 if problems := changed.problems():
                     raise StoreError(f"refusing to write a manifest that breaks {problems}")
                 if self.storage.replace_manifest(content := changed.encode(), tag):
@@ -546,18 +567,6 @@ class Store:
                 problems.append(error.message)
         return problems
 
-    def describe(self) -> dict[str, Any]:
-        """What ``databus inspect runs`` shows."""
-        manifest = self.read()
-        return {
-            "manifest": manifest.version,
-            "snapshot": manifest.snapshot.to_json(),
-            "runs": [run.summary() for run in manifest.runs],
-            "retired": [retired.run.id for retired in manifest.retired],
-            "unfinished": manifest.unfinished.summary() if manifest.unfinished else None,
-            "applies": list(manifest.applies[-10:]),
-        }
-
 
 def _note_name(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"(record-[0-9a-f-]+\.json)?", value):
@@ -566,7 +575,7 @@ def _note_name(value: Any) -> str:
 
 
 def _ids(manifest: Manifest) -> set[str]:
-    return {run.id for run in (*manifest.runs, *(r.run for r in manifest.retired))}
+    return {run.id for run in manifest.all_runs}
 
 
 def _folders(run: Run) -> Iterator[str]:
@@ -579,20 +588,8 @@ def _shared(manifest: Manifest) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for file in manifest.unfinished.files if manifest.unfinished else ():
         found.setdefault(file.folder, set()).add(file.name)
-    for run in (*manifest.runs, *(r.run for r in manifest.retired)):
+    for run in manifest.all_runs:
         for file in run.files:
             if file.folder:
                 found.setdefault(file.folder, set()).add(file.name)
     return found
-
-
-def new_run_id(kind: RunKind, stop: Position, entropy: Callable[[int], bytes] = os.urandom) -> str:
-    """An id that no other run has; its letter shows which role makes such runs."""
-    letter = "s" if kind is RunKind.SEGMENT else "c"
-    return f"{letter}-{stop.scn:016x}-{stop.seq:08x}-{entropy(4).hex()}"
-
-
-def stop_of(run_id: str) -> Position | None:
-    """Where the run of this id stops, from the id alone; None for other names."""
-    found = re.fullmatch(r"[cs]-([0-9a-f]{16})-([0-9a-f]{8})-[0-9a-f]+", run_id)
-    return Position(int(found[1], 16), int(found[2], 16)) if found else None

@@ -12,8 +12,9 @@ This module defines what a run is; ``open_run`` reads one.  The manifest records
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -108,8 +109,9 @@ class RunFile:
             last=position_from(document["last"]),
             footer_crc=int(document.get("footer_crc", 0)),
             source_id=None if source is None else int(source),
-            bucket=bucket,
-            folder=_file_name(document["folder"]) if "folder" in document else "",
+            # Many files share these; there are up to 100,000 files.
+            bucket=sys.intern(bucket),
+            folder=sys.intern(_file_name(document["folder"])) if "folder" in document else "",
         )
 
 
@@ -119,7 +121,8 @@ class Run:
 
     ``files`` are in the order of their rows.  ``partial_rows`` counts frames that do not hold
     a whole row; ``truncates`` are the last TRUNCATE of each source in the range;
-    ``last_commit_us`` is the latest commit time in it, 0 if it was not recorded.
+    ``last_commit_us`` is the latest commit time in it, 0 if it was not recorded.  ``listing`` is
+    the CRC of its file list, if that is a file of its own (``file_lists``).
     """
 
     id: str
@@ -131,6 +134,7 @@ class Run:
     partial_rows: int = 0
     truncates: tuple[tuple[int, Position], ...] = ()
     last_commit_us: int = 0
+    listing: str = field(default="", compare=False)
 
     @property
     def newest_us(self) -> int:
@@ -190,18 +194,23 @@ class Run:
             "partial_rows": self.partial_rows,
             "truncates": [[source, *position] for source, position in self.truncates],
             "last_commit_us": self.last_commit_us,
-            "files": [file.to_json() for file in self.files],
+            **(
+                {"listing": self.listing}
+                if self.listing
+                else {"files": [file.to_json() for file in self.files]}
+            ),
         }
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Run:
-        """The run that ``to_json`` wrote.
+        """The run that ``to_json`` wrote; without its files, if its list is apart.
 
         Raises:
             FormatError: a part is missing or not of its form.
         """
         try:
-            files = tuple(map(RunFile.from_json, document["files"]))
+            listing = str(document.get("listing", ""))
+            files = () if listing else tuple(map(RunFile.from_json, document["files"]))
             return Run(
                 id=_file_name(document["id"]),
                 kind=RunKind(document["kind"]),
@@ -215,6 +224,7 @@ class Run:
                     for source, scn, seq in document["truncates"]
                 ),
                 last_commit_us=int(document.get("last_commit_us", 0)),
+                listing=listing,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"not a run: {error!r} in {str(document)[:200]}") from error

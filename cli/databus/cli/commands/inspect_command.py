@@ -66,13 +66,14 @@ def runs(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
     from databus.bootstrap.log import log_handover
     from databus.bootstrap.log.hot_log import FOLDER
     from databus.bootstrap.runs.manifest import Store
+    from databus.bootstrap.runs.store_summary import describe
 
     store = Store(folder)
     if lost := log_handover.problems(folder / FOLDER, store):
         raise StoreError(lost[0])
     if not store.manifest_path.exists():
         raise StoreError(f"{folder} holds no runs: there is no {store.manifest_path.name}")
-    _show(f"runs {folder}", store.describe(), as_json)
+    _show(f"runs {folder}", describe(store), as_json)
     if check:
         _report(f"runs {folder}", [*store.read().problems(), *store.check()])
 
