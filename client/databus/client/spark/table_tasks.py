@@ -58,12 +58,11 @@ class TableTasks:
         wanted = to_arrow_schema(self.schema, timezone="UTC")
         table = reader.schema()
         own = {column.name for column in table.columns}
-        decoder = RowDecoder(
-            table,
-            reader.schema_of,
-            names=[name for name in wanted.names if name in own],
-            metadata=[name for name in wanted.names if name not in own and name in METADATA.names],
-        )
+        names = [name for name in wanted.names if name in own]
+        metadata = [name for name in wanted.names if name not in own and name in METADATA.names]
+        if not names and not metadata:
+            metadata = ["_scn"]  # A batch without a column has no rows.
+        decoder = RowDecoder(table, reader.schema_of, names=names, metadata=metadata)
         for batch in self._of_part(reader, part, decoder):
             yield _as_spark_batch(batch, wanted, part.source)
 
