@@ -69,6 +69,13 @@ MARIADB = BOTH | {
     "not_null": case("ALTER TABLE {t} MODIFY v INT NOT NULL"),
     "odd": case("ALTER TABLE {t} ENGINE = MyISAM, ADD note TEXT"),
 }
+MYSQL = {name: one for name, one in MARIADB.items() if name not in ("kinds", "odd")} | {
+    "kinds": case(
+        "ALTER TABLE {t} ADD (a BIGINT UNSIGNED, b BOOL, c JSON, d DATETIME(6), e ENUM('x','y''z'),"
+        " f BIT, g YEAR, h TIME, i LONGBLOB, j NUMERIC, l DECIMAL(5), m BINARY(4),"
+        " o REAL, p MEDIUMINT UNSIGNED, q CHAR VARYING(7), s SET('a','b'))"
+    ),
+}
 POSTGRES = BOTH | {
     "wider": case("ALTER TABLE {t} ALTER name TYPE VARCHAR(200)"),
     "narrower": case("ALTER TABLE {t} ALTER COLUMN name TYPE VARCHAR(5)"),
@@ -104,15 +111,15 @@ POSTGRES = BOTH | {
 
 @pytest.mark.parametrize(
     ("product", "cases"),
-    [("mariadb", MARIADB), ("postgresql", POSTGRES)],
-    ids=["mariadb", "postgres"],
+    [("mariadb", MARIADB), ("mysql", MYSQL), ("postgresql", POSTGRES)],
+    ids=["mariadb", "mysql", "postgres"],
 )
 async def test_the_gate_predicts_what_the_relay_does(
     product: Product, cases: dict[str, Case], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    fixture = "mariadb_database" if product == "mariadb" else "postgres_database"
+    fixture = "postgres_database" if product == "postgresql" else f"{product}_database"
     database: FreshDatabase = request.getfixturevalue(fixture)
-    schema = database.name if product == "mariadb" else "public"
+    schema = "public" if product == "postgresql" else database.name
     for name, (create, _, _) in cases.items():
         database.execute(create.format(t=f"t_{name}"))
     database.execute("CREATE TABLE marks (id INT PRIMARY KEY)")

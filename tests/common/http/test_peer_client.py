@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 import databus
 from databus.client.sinks import webhook_sink
 from databus.client.sinks.kafka import registry_client
+from databus.client.sinks.search import search_client
 from databus.common.errors import ServerUnavailable
 from databus.common.http import peer_calls, peer_client
 from databus.common.http.http_application import make_app
@@ -24,7 +25,7 @@ _REQUESTS = re.compile(r"ClientSession|urllib\.request|http\.client|HTTPConnecti
 def test_no_other_module_makes_requests() -> None:
     """The targets of sinks are no servers of ours, with errors and checkpoints of ours."""
     ours = {peer_client.__file__, peer_calls.__file__}
-    ours |= {webhook_sink.__file__, registry_client.__file__}
+    ours |= {webhook_sink.__file__, registry_client.__file__, search_client.__file__}
     found = [
         str(path)
         for folder in map(Path, databus.__path__)

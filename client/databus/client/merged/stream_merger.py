@@ -151,7 +151,7 @@ class StreamMerger:
         if current is None:
             return
         await current.pulled.acommit()
-        if current.pulled.checkpoint is None:
+        if not current.pulled.is_whole:
             return  # ``stop`` came before its end
         current.checkpoint = self.checkpoint()
         self.streams[current.stream].fetch()
