@@ -25,6 +25,8 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[auth]": access_config.AuthConfig,
     "[[auth.tokens]]": access_config.TokenConfig,
     "[[auth.certificates]]": access_config.CertificateConfig,
+    "[auth.oidc]": access_config.OidcConfig,
+    "[[auth.oidc.roles]]": access_config.RoleConfig,
     "[[auth.tokens.grants]]": access_config.GrantConfig,
     "[bootstrap]": config.BootstrapConfig,
     "[bootstrap.credentials]": access_config.CredentialsConfig,

@@ -80,6 +80,9 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
         required = {
             access_config.TokenConfig: f'name = "a"\nhashes = ["sha256:{"0" * 64}"]',
             access_config.CertificateConfig: 'name = "a"\nsubject = "CN=a"',
+            access_config.OidcConfig: 'issuer = "https://a"\naudience = "b"\n'
+            'jwks = "https://a/k"\nroles = [{ name = "c" }]',
+            access_config.RoleConfig: 'name = "a"',
             access_config.GrantConfig: 'actions = ["read"]',
             config.ClusterConfig: 'relay = "a"\naddress = "http://a:1"',
         }

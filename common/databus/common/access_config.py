@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import Field
 
-from databus.common.config_values import Section
+from databus.common.config_values import Seconds, Section, is_loopback
 
 
 class TlsConfig(Section):
@@ -119,8 +120,77 @@ class CertificateConfig(PrincipalConfig):
     Example: subject = "CN=writer,*" """
 
 
+class RoleConfig(PrincipalConfig):
+    """``[[auth.oidc.roles]]``: what the callers with a value of the claim may do. `name` is that
+    value; the limits hold for each caller.
+    """
+
+
+class OidcConfig(Section):
+    """``[auth.oidc]``: callers with tokens of an identity provider (OpenID Connect). Needs the
+    extra `oidc`.
+    """
+
+    issuer: str = Field(min_length=1)
+    """The issuer: the claim `iss` of its tokens.
+    Example: issuer = "https://login.example.com/realms/data" """
+
+    audience: str = Field(min_length=1)
+    """The audience that a token must name in its claim `aud`.
+    Example: audience = "databus" """
+
+    jwks: str = Field(pattern=r"^https?://[^/?#@]+(/.*)?$")
+    """URL of the issuer's public keys (a JSON Web Key Set), by HTTPS, or on this machine by HTTP.
+    Example: jwks = "https://login.example.com/realms/data/protocol/openid-connect/certs" """
+
+    ca: str = ""
+    """PEM file of the authorities that sign the certificate of that server. Empty for those of the
+    system.
+    Example: ca = "/etc/databus/login-ca.pem" """
+
+    claim: str = Field(default="groups", min_length=1)
+    """Claim with the caller's roles: a list of texts, or a text of words. Dots lead into objects.
+    Example: claim = "realm_access.roles" """
+
+    algorithms: tuple[
+        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"],
+        ...,
+    ] = Field(default=("RS256", "ES256"), min_length=1)
+    """Signatures that are accepted.
+    Example: algorithms = ["ES256"] """
+
+    leeway: Seconds = Field(default=30.0, ge=0, le=600)
+    """Largest difference between the clocks of the issuer and of this server.
+    Example: leeway = "10s" """
+
+    refresh: Seconds = Field(default=300.0, ge=10)
+    """Interval after which the keys are loaded again. An unknown key is looked for at once, at most
+    every 10 s.
+    Example: refresh = "1h" """
+
+    roles: tuple[RoleConfig, ...] = Field(min_length=1)
+    """Values of the claim with their grants.
+    Example: roles = [{ name = "analysts", grants = [{ actions = ["read"] }] }] """
+
+    @pydantic.model_validator(mode="after")
+    def _keys_come_unchanged(self) -> OidcConfig:
+        host = urlsplit(self.jwks).hostname or ""
+        if self.jwks.startswith("http://") and not is_loopback(host):
+            raise ValueError(
+                f"jwks {self.jwks}: keys that come unencrypted can be replaced on the way; use "
+                "https://"
+            )
+        names = [role.name for role in self.roles]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two roles have the name {twice[0]!r}")
+        return self
+
+
 class AuthConfig(Section):
-    """``[auth]``: who may do what. Without tokens and certificates, everyone may do everything."""
+    """``[auth]``: who may do what. Without tokens, certificates and an identity provider, everyone
+    may do everything.
+    """
 
     tokens: tuple[TokenConfig, ...] = ()
     """The callers with tokens.
@@ -130,10 +200,16 @@ class AuthConfig(Section):
     """The callers with certificates.
     Example: certificates = [] """
 
+    oidc: OidcConfig | None = None
+    """Callers with tokens of an identity provider: see `[auth.oidc]`.
+    Example: oidc = { issuer = "https://a", audience = "b", jwks = "https://a/keys", roles = [
+      { name = "analysts" },
+    ] } """
+
     @property
     def is_on(self) -> bool:
         """Whether requests need a token or a certificate."""
-        return bool(self.tokens or self.certificates)
+        return bool(self.tokens or self.certificates or self.oidc)
 
     @pydantic.model_validator(mode="after")
     def _names_are_unique(self) -> AuthConfig:

@@ -22,6 +22,8 @@ from databus.common.access_config import (
     CredentialsConfig,
     GrantConfig,
     HttpConfig,
+    OidcConfig,
+    RoleConfig,
     TlsConfig,
     TokenConfig,
 )
@@ -469,6 +471,8 @@ _MODELS: dict[str, type[Section]] = {
     "http": HttpConfig,
     "tls": TlsConfig,
     "auth": AuthConfig,
+    "oidc": OidcConfig,
+    "roles": RoleConfig,
     "tokens": TokenConfig,
     "certificates": CertificateConfig,
     "grants": GrantConfig,

@@ -57,11 +57,25 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderIdentity:
+    """A caller as the identity provider knows it, out of a token that was verified.
+
+    ``until_s`` is the time since 1970 until which the token is valid.
+    """
+
+    issuer: str
+    subject: str
+    roles: frozenset[str]
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Presented:
     """What a request presents, without the token itself."""
 
     token_hash: str = field(default="", repr=False)
     subject: str = ""
+    identity: ProviderIdentity | None = None
 
 
 def presented(authorization: Sequence[str], certificate: Mapping[str, Any] | None) -> Presented:
@@ -72,10 +86,19 @@ def presented(authorization: Sequence[str], certificate: Mapping[str, Any] | Non
     """
     if not authorization:
         return Presented(subject=subject_of(certificate) if certificate else "")
+    return Presented(token_hash=hash_of(bearer_of(authorization)))
+
+
+def bearer_of(authorization: Sequence[str]) -> str:
+    """The token of the Authorization headers.
+
+    Raises:
+        Unauthenticated: as ``presented``.
+    """
     scheme, _, token = authorization[0].partition(" ")
     if len(authorization) > 1 or scheme.lower() != "bearer" or len(token) > _MAX_TOKEN_CHARS:
         raise Unauthenticated("the Authorization header is not Bearer with one token")
-    return Presented(token_hash=hash_of(token.strip()))
+    return token.strip()
 
 
 def subject_of(certificate: Mapping[str, Any]) -> str:
@@ -103,6 +126,7 @@ class Authority:
     """
 
     def __init__(self, config: AuthConfig) -> None:
+        self._oidc = config.oidc
         self._tokens = [
             (
                 value,
@@ -121,6 +145,8 @@ class Authority:
 
     def find(self, shown: Presented) -> Principal | None:
         """The principal with these credentials."""
+        if shown.identity is not None:
+            return self._with_roles(shown.identity)
         found: Principal | None = None
         if shown.token_hash:
             for value, principal in self._tokens:
@@ -132,6 +158,20 @@ class Authority:
                 return principal
         return None
 
+    def _with_roles(self, identity: ProviderIdentity) -> Principal | None:
+        """A caller has the grants of all its roles, and the widest of their limits."""
+        if self._oidc is None or self._oidc.issuer != identity.issuer:
+            return None
+        roles = [role for role in self._oidc.roles if role.name in identity.roles]
+        if not roles:
+            return None
+        return Principal(
+            identity.subject,
+            tuple(grant for role in roles for grant in _grants(role.grants)),
+            int(_widest([role.max_streams for role in roles])),
+            _widest([role.max_requests_per_s for role in roles]),
+        )
+
     def require(self, shown: Presented) -> Principal:
         """The principal with these credentials.
 
@@ -141,11 +181,20 @@ class Authority:
         principal = self.find(shown)
         if principal is not None:
             return principal
+        if shown.identity is not None:
+            raise Unauthenticated(
+                f"the token of {shown.identity.subject} names no role that has grants here"
+            )
         if shown.token_hash:
             raise Unauthenticated("the token is not known here")
         if shown.subject:
             raise Unauthenticated(f"no principal has the certificate's subject {shown.subject!r}")
         raise Unauthenticated("the request has no token, and its connection no certificate")
+
+
+def _widest(limits: Sequence[float]) -> float:
+    """The widest of some limits; 0 is none."""
+    return 0 if 0 in limits else max(limits)
 
 
 def _grants(configured: Sequence[GrantConfig]) -> tuple[Grant, ...]:

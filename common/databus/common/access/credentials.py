@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from databus.common.access.listener_rules import is_loopback
 from databus.common.access.listener_tls import (
     Signature,
     load_authorities,
     load_certificate,
     signature_of,
 )
+from databus.common.config_values import is_loopback
 from databus.common.errors import ConfigError
 
 ENVIRONMENT: Mapping[str, str] = {

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING
 
+from databus.common.config_values import is_loopback
 from databus.common.errors import ConfigError
+from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
     from databus.common.access_config import AuthConfig, HttpConfig
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def require_protection(listen: str, http: HttpConfig, auth: AuthConfig) -> None:
@@ -28,7 +19,10 @@ def require_protection(listen: str, http: HttpConfig, auth: AuthConfig) -> None:
 
     Raises:
         ConfigError: the message has the keys that are missing.
+        MissingDependency: ``[auth.oidc]`` needs an extra that is not installed.
     """
+    if auth.oidc is not None:
+        require_extra("oidc")
     if http.insecure or is_loopback(listen.rpartition(":")[0]):
         return
     missing = [] if http.tls is not None else ["TLS ([http.tls])"]

@@ -5,25 +5,39 @@ Every route of a table of endpoints goes through ``Admission.admitted``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
 
-from databus.common.access.authority import Authority, Presented, Principal, presented
+from databus.common.access.authority import (
+    Authority,
+    Presented,
+    Principal,
+    bearer_of,
+    presented,
+)
+from databus.common.access.credentials import Credentials
 from databus.common.access.grants import EVERYTHING, Access, Scope, access_of
+from databus.common.access.identity_keys import IdentityKeys
+from databus.common.access.identity_tokens import is_identity_token
 from databus.common.access.request_limits import RequestLimits
 from databus.common.errors import Forbidden
 from databus.common.http.http_application import body_of
 from databus.common.http.openapi_document import Endpoint
 from databus.common.http.peer_answers import read_json
+from databus.common.http.peer_client import PeerClient
 
 if TYPE_CHECKING:
-    from databus.common.access_config import AuthConfig
+    from databus.common.access_config import AuthConfig, OidcConfig
 
 ADMISSION: web.AppKey[Admission] = web.AppKey("databus_admission")
+
+_KEYS_S = 10.0
 
 _log = logging.getLogger("databus.http")
 
@@ -47,6 +61,7 @@ class Admission:
     Invariants:
         I1. After ``configure``, no answer continues whose principal no longer has the same
             grants: its connection is closed.
+        I2. No answer continues after the identity provider's token that it was sent for has ended.
 
     Owner: one event loop.
     """
@@ -55,11 +70,15 @@ class Admission:
         self._limits = RequestLimits()
         self._open: dict[int, _Admitted] = {}
         self._authority: Authority | None = None
+        self._identities: IdentityKeys | None = None
         self.configure(config)
 
     def configure(self, config: AuthConfig) -> None:
         """Use another configuration from now on."""
         self._authority = Authority(config) if config.is_on else None
+        self._identities = (
+            IdentityKeys(config.oidc, key_set_of) if config.oidc is not None else None
+        )
         closed = 0
         for one in list(self._open.values()):
             if self._authority is None or one.request.transport is None:
@@ -89,16 +108,25 @@ class Admission:
             with self._recorded(_Admitted(request, Presented(), None, EVERYTHING)):
                 yield
             return
-        shown = presented(
-            request.headers.getall("Authorization", []), request.get_extra_info("peercert")
-        )
+        shown = await self._shown(request)
         principal = self._authority.require(shown)
         with self._limits.counted(principal, is_stream=endpoint.is_stream):
             database = request.match_info.get("db")
             access = access_of(principal.grants, need, database, principal.name)
-            with self._recorded(_Admitted(request, shown, principal, access)):
+            with (
+                self._recorded(_Admitted(request, shown, principal, access)),
+                _closed_at_its_end(request, shown),
+            ):
                 await _check(request, endpoint, access)
                 yield
+
+    async def _shown(self, request: web.Request) -> Presented:
+        authorization = request.headers.getall("Authorization", [])
+        if self._identities is not None and authorization:
+            token = bearer_of(authorization)
+            if is_identity_token(token):
+                return Presented(identity=await self._identities.identity(token))
+        return presented(authorization, request.get_extra_info("peercert"))
 
     @contextlib.contextmanager
     def _recorded(self, admitted: _Admitted) -> Iterator[None]:
@@ -108,6 +136,40 @@ class Admission:
             yield
         finally:
             del self._open[number]
+
+
+async def key_set_of(config: OidcConfig) -> Any:
+    """The key set of an identity provider.
+
+    Raises:
+        DatabusError: there is no answer, or it is no JSON.
+    """
+    # Our own token is for our own servers.
+    credentials = Credentials(ca=config.ca)
+    async with (
+        PeerClient(answer_s=_KEYS_S, credentials=credentials, is_foreign=True) as client,
+        await client.request("GET", config.jwks, "") as answer,
+    ):
+        return await answer.json()
+
+
+@contextlib.contextmanager
+def _closed_at_its_end(request: web.Request, shown: Presented) -> Iterator[None]:
+    """Close the connection when the provider's token ends, if the answer still runs then."""
+    if shown.identity is None:
+        yield
+        return
+
+    def close() -> None:
+        if request.transport is not None:
+            request.transport.close()
+
+    left_s = shown.identity.until_s - time.time()
+    timer = asyncio.get_running_loop().call_later(max(0.0, left_s), close)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def _check(request: web.Request, endpoint: Endpoint, access: Access) -> None:

@@ -119,7 +119,8 @@ class PeerClient:
 
     ``connect_s`` bounds a connection's start, ``answer_s`` a whole answer.  ``socket_path`` is a
     unix socket that every request uses, whatever its host is; credentials are not sent there.
-    What ``credentials`` does not have comes from the environment.
+    What ``credentials`` does not have comes from the environment, unless the server ``is_foreign``:
+    not ours.
 
     Invariants:
         I1. No connection is left open after ``close``.
@@ -136,6 +137,7 @@ class PeerClient:
         headers: Mapping[str, str] | None = None,
         socket_path: str | None = None,
         credentials: Credentials | None = None,
+        is_foreign: bool = False,
     ) -> None:
         self._connect_s = connect_s
         self._answer_s = answer_s
@@ -145,7 +147,8 @@ class PeerClient:
         self._socket_path = socket_path
         self._credentials = Credentials()
         if socket_path is None:
-            self._credentials = (credentials or Credentials()).or_environment()
+            given = credentials or Credentials()
+            self._credentials = given if is_foreign else given.or_environment()
         self._is_open = self._has_tls = False
         self._session: aiohttp.ClientSession | None = None
 
