@@ -224,6 +224,23 @@ def test_large_runs_are_cut_into_buckets(
     assert as_bytes(frames_of(bench.store, run)) == bench.truth(base=False)
 
 
+def test_a_base_is_brought_up_in_parts_by_spark(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "FILE_BYTES", 300)
+    bench.segment(40)
+    applier = Applier(bench.store, SparkMerges(spark), grace_us=0, apply_bytes=1200)
+    applier.apply(full=True)
+    bench.segment()
+    parts = 0
+    while applier.apply():
+        parts += bench.store.read().unfinished is not None
+        assert bench.store.check() == []
+    base = bench.store.read().base
+    assert parts > 1 and base is not None and base.stop == bench.history.position
+    assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
+
+
 def test_a_base_is_renewed_from_a_run_that_crosses_its_end(bench: Bench, spark: object) -> None:
     applier = Applier(bench.store, SparkMerges(spark), grace_us=0)
     bench.segment()
