@@ -26,7 +26,7 @@ from tests.support.waiting import eventually_sync
 from tests.support.zookeeper_server import ZooKeeperServer
 
 DATABASE = "gen"
-SOURCE = "generator://?events_per_second=1000&events_per_window=5"
+SOURCE = "generator://?events_per_second=1000&events_per_window=5&clock=real"
 POLL_S = 0.002
 WAIT_S = 60.0
 FLOORS_S = {"kill -9": 5.0, "SIGTERM": 1.0}
@@ -44,7 +44,7 @@ def take_over(cluster: RelayCluster, number: signal.Signals) -> Takeover:
     afterwards."""
     first = cluster.leader(DATABASE)
     second = "b" if first == "a" else "a"
-    eventually_sync(lambda: cluster.follows(second, DATABASE), WAIT_S, f"{second} follows")
+    eventually_sync(lambda: _is_steady(cluster, first), WAIT_S, f"{second} follows")
     folder = DatabaseFolder.of(cluster.folder / second, DATABASE)
     epoch = read_leader(folder)[0]
     relay = cluster.relays.pop(first)
@@ -59,6 +59,12 @@ def take_over(cluster: RelayCluster, number: signal.Signals) -> Takeover:
     relay.end()
     cluster.start(first)
     return Takeover(term_s - began_s, commit_s - began_s)
+
+
+def _is_steady(cluster: RelayCluster, leader: str) -> bool:
+    """Whether both relays stream, as the leader sees it."""
+    relays = cluster.table(leader)["databases"][0]["relays"]
+    return [relay.get("state") for relay in relays] == ["streaming", "streaming"]
 
 
 def _wait(is_there: Callable[[], bool]) -> float:

@@ -101,6 +101,19 @@ def test_a_relay_leaves_its_leadership_to_a_follower_that_is_current(
     assert first.role == ""
 
 
+def test_a_relay_leaves_to_a_follower_that_has_what_it_had(
+    store: MemoryDocument, members: list[ClusterMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_member, "LEAVE_S", 1000.0)
+    first, second = Host(scn=9, lag_us=0), Host(scn=9, lag_us=60_000_000)
+    member = joined(members, "a", first)
+    eventually_sync(lambda: first.role == "leader", 20, "a leads")
+    joined(members, "b", second)
+    eventually_sync(lambda: second.role == "follower", 20, "b follows")
+    member.leave()
+    eventually_sync(lambda: second.role == "leader", 20, "b leads")
+
+
 def test_a_relay_leaves_at_last_to_whom_there_is(
     store: MemoryDocument, members: list[ClusterMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ class ClusterMember:
         self._roles: dict[str, DatabaseRole | None] = {}
         self._vacant: set[str] = set()
         self._others: list[RelayThere] | None = None
+        self._left_at: dict[str, Position] = {}
         self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="databus-cluster", daemon=True)
 
@@ -185,6 +186,8 @@ class ClusterMember:
         if not self._is_leaving:
             return rings
         is_late = own_clock_s() >= self._wait_until_s
+        for database, ring in rings.items():
+            self._left_at.setdefault(database, Position(ring["scn"], ring["seq"]))
         return {
             database: ring
             for database, ring in rings.items()
@@ -192,11 +195,13 @@ class ClusterMember:
         }
 
     def _has_heir(self, database: str) -> bool:
-        """Whether a follower is current, or none can be."""
+        """Whether a follower is current, or has what this relay had when it was stopped; or none
+        is there."""
         if self._others is None:
             return False
         copies = [one.copies[database] for one in self._others if database in one.copies]
-        return not copies or any(copy.is_current for copy in copies)
+        left_at = self._left_at[database]
+        return not copies or any(copy.is_current or copy.position >= left_at for copy in copies)
 
     def _document(self, rings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         return {
