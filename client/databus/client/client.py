@@ -8,8 +8,6 @@ import datetime as dt
 import inspect
 import logging
 import random
-import signal
-import threading
 import time
 import weakref
 from collections.abc import (
@@ -24,6 +22,7 @@ from typing import Any, Literal, Self, Unpack
 from databus.client.application.consumer import Consumer
 from databus.client.application.events import Decoding
 from databus.client.application.options import OptionFields, parse_options
+from databus.client.application.signal_stops import run_until_signal
 from databus.client.checkpoints.checkpoint_stores import (
     ApplicationCheckpoints,
     CheckpointStore,
@@ -264,32 +263,7 @@ class DatabusClient:
         Raises:
             DatabusError: the error that ``onError`` received.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise ConfigError("run() was called in an event loop; use 'await client.serve()'")
-        asyncio.run(self._serve_with_signals())
-
-    async def _serve_with_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        taken: list[signal.Signals] = []
-
-        def on_signal(number: signal.Signals) -> None:
-            loop.remove_signal_handler(number)
-            taken.remove(number)
-            self.stop()
-
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, on_signal, number)
-                taken.append(number)
-        try:
-            await self.serve()
-        finally:
-            for number in taken:
-                loop.remove_signal_handler(number)
+        run_until_signal(self.serve, self.stop)
 
     async def serve(self) -> None:
         """Serve the consumer until ``stop`` or until the task is cancelled.

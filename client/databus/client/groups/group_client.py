@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Unpack
 
 from databus.client.application.consumer import Consumer
 from databus.client.application.options import OptionFields, parse_options
+from databus.client.application.signal_stops import run_until_signal
 from databus.client.client import DatabusClient, Start
 from databus.client.delivery.dead_letter_replay import Replayed
 from databus.client.groups.group_leases import GroupLeases
@@ -232,13 +232,7 @@ class GroupClient:
 
     def run(self) -> None:
         """Serve until ``stop``, SIGINT or SIGTERM, and leave the group; blocks."""
-        asyncio.run(self._serve_with_signals())
-
-    async def _serve_with_signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self.stop)
-        await self.serve()
+        run_until_signal(self.serve, self.stop)
 
     async def serve(self) -> None:
         """Deliver until ``stop``; then take the last checkpoints and leave the group.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from databus.client.application.consumer import Consumer
 from databus.client.application.options import OptionFields, parse_options
+from databus.client.application.signal_stops import run_until_signal
 from databus.client.checkpoints.checkpoint_stores import CheckpointStore, NoCheckpoints
 from databus.client.client import DatabusClient, Start, Status
 from databus.client.merged.merged_delivery import MergedDelivery
@@ -191,13 +190,7 @@ class MergedClient:
 
     def run(self) -> None:
         """Serve the consumer until ``stop``, SIGINT or SIGTERM; blocks."""
-        asyncio.run(self._serve_with_signals())
-
-    async def _serve_with_signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self.stop)
-        await self.serve()
+        run_until_signal(self.serve, self.stop)
 
     async def serve(self) -> None:
         """Serve the consumer until ``stop``.

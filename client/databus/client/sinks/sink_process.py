@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import random
-import signal
 import threading
 from typing import Any
 
+from databus.client.application.signal_stops import run_until_signal
 from databus.client.checkpoints.checkpoint_stores import FileCheckpoints
 from databus.client.client import DatabusClient
 from databus.client.deadletters.dead_letter import DeadLetter
@@ -125,13 +125,7 @@ class SinkProcess:
 
     def run(self) -> None:
         """Run until ``stop``, SIGINT or SIGTERM; blocks.  The last rows are committed."""
-        asyncio.run(self._serve_with_signals())
-
-    async def _serve_with_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
-        await self.serve()
+        run_until_signal(self.serve, self.stop)
 
     async def serve(self) -> None:
         """Run until ``stop``."""
