@@ -237,9 +237,10 @@ def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
             sources = [
                 one["name"] for one in cluster.relays[second].get("/v1/shop/sources")["sources"]
             ]
-            assert [name.rpartition(".")[2] for name in sources] == ["items"], (
-                "not the table of the leases"
-            )
+            names = {name.rpartition(".")[2] for name in sources}
+            # Other tests' databases may be on the server.
+            assert "items" in names
+            assert "databus_cluster" not in names, "the table of the leases is not captured"
     scns = [scn for scn, _ in windows]
     assert scns == sorted(set(scns)), "each window once, in order"
     assert {count for _, count in windows} == {2}

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import Field
 
-from databus.common.config_values import Seconds, Section, is_loopback
+from databus.common.config_values import Seconds, Section
+from databus.common.loopback import is_loopback
 
 
 class TlsConfig(Section):

@@ -6,7 +6,6 @@ their password when they are printed.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from typing import Annotated, Any
@@ -102,16 +101,6 @@ def require_plain_authority(url: str) -> None:
         )
     if re.search(r"%(?![0-9A-Fa-f]{2})", authority.rpartition("@")[0]):
         raise ValueError("the URL's user or password has a % without two hex digits; write %25")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _relay_url(value: Any) -> HiddenUrl:

@@ -73,11 +73,14 @@ def changed(provider: IdentityProvider) -> str:
     return f"{head}.{part(claims_of('admins'))}.{mark}"
 
 
-NOW = int(time.time())
+def now() -> int:
+    return int(time.time())
+
+
 REFUSED = {
-    "ended": (lambda p: p.token(exp=NOW - 60), "expired"),
-    "not valid yet": (lambda p: p.token(nbf=NOW + 600), "not yet valid"),
-    "issued in the future": (lambda p: p.token(iat=NOW + 600), "not yet valid"),
+    "ended": (lambda p: p.token(exp=now() - 60), "expired"),
+    "not valid yet": (lambda p: p.token(nbf=now() + 600), "not yet valid"),
+    "issued in the future": (lambda p: p.token(iat=now() + 600), "not yet valid"),
     "without an end": (lambda p: p.token(exp=None), "exp"),
     "without a subject": (lambda p: p.token(sub=None), "sub"),
     "without an issuer": (lambda p: p.token(iss=None), "iss"),
@@ -120,8 +123,7 @@ def test_a_token_is_refused_that_is(case: str, provider: IdentityProvider) -> No
 
 def test_clocks_may_differ_by_the_leeway_and_no_more(provider: IdentityProvider) -> None:
     strict, lenient = tokens(provider, leeway=0), tokens(provider, leeway=90)
-    now = int(time.time())
-    for token in (provider.token(exp=now - 60), provider.token(nbf=now + 60, iat=now + 60)):
+    for token in (provider.token(exp=now() - 60), provider.token(nbf=now() + 60, iat=now() + 60)):
         assert lenient.verify(token).subject == "ada"
         with pytest.raises(Unauthenticated):
             strict.verify(token)

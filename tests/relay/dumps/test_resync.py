@@ -304,8 +304,8 @@ async def test_a_kill_between_any_two_steps_leaves_the_table_named_or_followed(
     copies: list[Path] = []
 
     class Watched(Fetcher):
-        async def make_durable(self) -> None:
-            await super().make_durable()
+        async def make_durable(self, *, acknowledges: bool = True) -> None:
+            await super().make_durable(acknowledges=acknowledges)
             copies.append(tmp_path / f"copy-{len(copies)}")
             shutil.copytree(folder, copies[-1] / "shop", ignore=_PASSING)
 

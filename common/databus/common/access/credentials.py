@@ -20,8 +20,8 @@ from databus.common.access.listener_tls import (
     load_certificate,
     signature_of,
 )
-from databus.common.config_values import is_loopback
 from databus.common.errors import ConfigError
+from databus.common.loopback import is_loopback
 
 ENVIRONMENT: Mapping[str, str] = {
     "token": "DATABUS_TOKEN",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from databus.common.config_values import is_loopback
 from databus.common.errors import ConfigError
 from databus.common.extras import require_extra
+from databus.common.loopback import is_loopback
 
 if TYPE_CHECKING:
     from databus.common.access_config import AuthConfig, HttpConfig

@@ -174,7 +174,7 @@ class Fetcher:
             await api.close()
             try:
                 # A leader that is gone is not waited for.
-                await self._durability.make(self.intake, acknowledges=not self._is_follower)
+                await self.make_durable(acknowledges=not self._is_follower)
             except (DatabusError, OSError) as error:
                 _log.warning("%s: the last frames are not on disk: %s", self.config.name, error)
             await self._close()
@@ -444,9 +444,9 @@ class Fetcher:
                         _log.warning("%s: not acknowledged: %s", self.config.name, error.message)
                     refused = error.message
 
-    async def make_durable(self) -> None:
+    async def make_durable(self, *, acknowledges: bool = True) -> None:
         """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
-        await self._durability.make(self.intake)
+        await self._durability.make(self.intake, acknowledges=acknowledges)
 
     # -- for the dumps --
 

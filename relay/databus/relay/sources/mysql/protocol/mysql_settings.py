@@ -14,9 +14,10 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BeforeValidator, Field
 
 from databus.common.config import DatabaseConfig
+from databus.common.loopback import is_loopback
 from databus.common.schema.source_names import join_source
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
-from databus.relay.sources.mysql.protocol.mysql_tls import PREFERRED, Tls, is_loopback, read_tls
+from databus.relay.sources.mysql.protocol.mysql_tls import PREFERRED, Tls, read_tls
 from databus.relay.sources.server_hosts import Host, read_hosts
 from databus.relay.sources.source_options import SourceOptions, read_options
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from databus.common.errors import ConfigError, PreflightFailed
+from databus.common.loopback import is_loopback
 from databus.relay.sources.tls_contexts import client_context
 
 MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
@@ -110,14 +110,6 @@ def _switch(database: str, name: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise ConfigError(f"database {database}: {name} is {value!r}; it takes true or false")
     return value.lower() == "true"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def receive_into(raw: socket.socket, room: memoryview) -> int:
