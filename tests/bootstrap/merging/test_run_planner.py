@@ -167,6 +167,17 @@ def test_while_a_merge_is_unfinished_only_runs_after_it_are_merged_or_dropped() 
         assert dropped == (chain[:3] if kind is RunKind.BASE else chain[:1])
 
 
+def test_a_base_that_comes_first_ends_an_unfinished_merge_into_another() -> None:
+    chain = tuple(run_of(start, start + 10) for start in range(0, 40, 10))
+    merge = UnfinishedMerge(RunKind.BASE, tuple(run.id for run in chain[:2]), "0", 1, 3, ())
+    manifest = Manifest(runs=chain, unfinished=merge)
+    changed = manifest.with_changes(add=run_of(0, 40, kind=RunKind.BASE), now_us=1)
+    assert changed.unfinished is None
+    assert changed.problems() == []
+    delta = manifest.with_changes(add=run_of(40, 50), now_us=1)
+    assert delta.unfinished == merge
+
+
 def _retired(run: Run) -> Any:
     from databus.bootstrap.runs.manifest import Retired
 

@@ -145,7 +145,7 @@ class Manifest:
             self,
             runs=tuple(remaining),
             retired=(*self.retired, *(Retired(run, now_us) for run in drop)),
-            unfinished=self._unfinished_without(needed),
+            unfinished=self._unfinished_without(needed, add.kind),
         )
 
     def without(self, drop: tuple[Run, ...], now_us: int) -> Manifest:
@@ -158,10 +158,14 @@ class Manifest:
             unfinished=self._unfinished_without(gone),
         )
 
-    def _unfinished_without(self, gone: set[str]) -> UnfinishedMerge | None:
-        """The unfinished merge; None if one of its inputs is gone, or merged."""
+    def _unfinished_without(
+        self, gone: set[str], added: RunKind | None = None
+    ) -> UnfinishedMerge | None:
+        """The unfinished merge; None if an input is gone or merged, or if it made a second base."""
         one = self.unfinished
-        return None if one is None or gone & set(one.inputs) else one
+        if one is None or gone & set(one.inputs):
+            return None
+        return None if added is RunKind.BASE and one.kind is RunKind.BASE else one
 
     def with_unfinished(self, unfinished: UnfinishedMerge) -> Manifest:
         """The manifest with the state of a merge.
