@@ -44,6 +44,13 @@ def find(program: str) -> tuple[str, dict[str, str]] | None:
     return (found, dict(os.environ)) if found else None
 
 
+def started_by(program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command of a program that ``find`` finds, and its environment."""
+    found = find(program)
+    assert found is not None
+    return [found[0], *arguments], found[1]
+
+
 class Broker(ABC):
     """A private server with events in one stream, all padded to the length of the longest.
 
@@ -94,16 +101,9 @@ class Broker(ABC):
         self._guardian.release()
         self._folder.cleanup()
 
+    @abstractmethod
     def _command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
         """The command that starts the server in ``folder``, and its environment."""
-        found = find(self.program)
-        assert found is not None
-        program, environment = found
-        return [program, *self._arguments(folder)], environment
-
-    def _arguments(self, folder: Path) -> list[str]:
-        """The arguments of the program; ``folder`` is its own."""
-        raise NotImplementedError
 
     @abstractmethod
     def _fill(self) -> None:
@@ -131,11 +131,12 @@ class Redis(Broker):
     name = "Redis Streams"
     program = "redis-server"
 
-    def _arguments(self, folder: Path) -> list[str]:
-        return [
-            "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-            "--dir", str(folder), "--client-output-buffer-limit", "normal 0 0 0",
-        ]  # fmt: skip
+    def _command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
+        return started_by(
+            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+            "--appendonly", "no", "--dir", str(folder),
+            "--client-output-buffer-limit", "normal 0 0 0",
+        )  # fmt: skip
 
     def _fill(self) -> None:
         buffer = bytearray(PIECE_BYTES)
@@ -199,13 +200,13 @@ class Nats(Broker):
     name = "NATS JetStream"
     program = "nats-server"
 
-    def _arguments(self, folder: Path) -> list[str]:
+    def _command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
         config = folder / "nats.conf"
         config.write_text(
             f'listen: "127.0.0.1:{self.port}"\nmax_payload: 8MB\nmax_pending: 512MB\n'
             f'jetstream {{ store_dir: "{folder}/js", max_mem: 4G, max_file: 20G }}\n'
         )
-        return ["-c", str(config)]
+        return started_by(self.program, "-c", str(config))
 
     def _fill(self) -> None:
         with NatsConnection(self.port) as nats:

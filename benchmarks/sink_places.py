@@ -42,14 +42,9 @@ class Place(ABC):
         self.prepare(rows)
 
     @property
-    def url(self) -> str:
-        """Where the mirror is, of a database."""
-        raise NotImplementedError(f"{type(self).__name__} is no database")
-
-    @property
+    @abstractmethod
     def section(self) -> dict[str, Any]:
         """The section of the sink's configuration."""
-        return {"sql": {"url": self.url}}
 
     @property
     def process_id(self) -> int | None:
@@ -91,6 +86,19 @@ class Place(ABC):
             spent += times.children_user + times.children_system
         return spent
 
+
+class DatabasePlace(Place):
+    """A database."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where the mirror is."""
+
+    @property
+    def section(self) -> dict[str, Any]:
+        return {"sql": {"url": self.url}}
+
     @property
     def ddl(self) -> str:
         """The table of the bulk load."""
@@ -100,7 +108,7 @@ class Place(ABC):
         return f"CREATE TABLE bulk ({columns}, PRIMARY KEY (id))"
 
 
-class SqlitePlace(Place):
+class SqlitePlace(DatabasePlace):
     """INSERT by executemany, in one transaction."""
 
     kind = "sqlite"
@@ -133,7 +141,7 @@ class SqlitePlace(Place):
             return int(connection.execute("SELECT count(*) FROM orders").fetchone()[0])
 
 
-class DuckdbPlace(Place):
+class DuckdbPlace(DatabasePlace):
     """INSERT from an Arrow table."""
 
     kind = "duckdb"
@@ -173,7 +181,7 @@ class DuckdbPlace(Place):
             return int(found[0])
 
 
-class ServerPlace(Place):
+class ServerPlace(DatabasePlace):
     """A private server, with a database for each round."""
 
     make: Callable[[Path], PrivateServer]

@@ -25,7 +25,7 @@ from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.runs.manifest import Store
 from databus.common.checkpoint import decode_position
 from databus.common.config import parse
-from tests.bootstrap.processes.test_log_writer import relay_of
+from tests.support.generator_log import relay_of
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]

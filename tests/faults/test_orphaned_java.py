@@ -17,7 +17,7 @@ import pytest
 from databus.bootstrap.processes.bootstrap_processes import APPLIER_CHILD
 from databus.common.config import Config
 from tests.bootstrap.processes.test_bootstrap_processes import config_of
-from tests.bootstrap.processes.test_log_writer import relay_of
+from tests.support.generator_log import relay_of
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]

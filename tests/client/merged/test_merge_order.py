@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,9 +27,9 @@ def model(times: dict[str, list[int]]) -> list[tuple[int, str, int, str]]:
 
 @given(st.fixed_dictionaries(dict.fromkeys(DATABASES, TIMES)), st.randoms(use_true_random=False))
 def test_the_order_is_that_of_all_windows_sorted_whenever_they_come(
-    times: dict[str, list[int]], random: object
+    times: dict[str, list[int]], random: Random
 ) -> None:
-    choose = random.choice  # type: ignore[attr-defined]  # random.Random
+    choose = random.choice
     order = MergeOrder(DATABASES)
     left = {name: list(enumerate(commits)) for name, commits in times.items()}
     heads: set[str] = set()

@@ -41,7 +41,7 @@ class Host:
         return self.roles.get(database) is None
 
     def publish(self, table: dict[str, Any]) -> None:
-        """Nobody reads it."""
+        """No test reads it."""
 
     @property
     def role(self) -> str:
@@ -101,24 +101,20 @@ def test_a_relay_leaves_its_leadership_to_a_follower_that_is_current(
     assert first.role == ""
 
 
-def test_a_relay_leaves_to_a_follower_that_has_what_it_had(
-    store: MemoryDocument, members: list[ClusterMember], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("its_scn", "leave_s"),
+    [(9, 1000.0), (5, 0.1)],
+    ids=["that has what it had", "that is the only one, at last"],
+)
+def test_a_relay_leaves_to_a_follower(
+    its_scn: int,
+    leave_s: float,
+    store: MemoryDocument,
+    members: list[ClusterMember],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster_member, "LEAVE_S", 1000.0)
-    first, second = Host(scn=9, lag_us=0), Host(scn=9, lag_us=60_000_000)
-    member = joined(members, "a", first)
-    eventually_sync(lambda: first.role == "leader", 20, "a leads")
-    joined(members, "b", second)
-    eventually_sync(lambda: second.role == "follower", 20, "b follows")
-    member.leave()
-    eventually_sync(lambda: second.role == "leader", 20, "b leads")
-
-
-def test_a_relay_leaves_at_last_to_whom_there_is(
-    store: MemoryDocument, members: list[ClusterMember], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_member, "LEAVE_S", 0.1)
-    first, second = Host(scn=9, lag_us=0), Host(scn=5, lag_us=60_000_000)
+    monkeypatch.setattr(cluster_member, "LEAVE_S", leave_s)
+    first, second = Host(scn=9, lag_us=0), Host(scn=its_scn, lag_us=60_000_000)
     member = joined(members, "a", first)
     eventually_sync(lambda: first.role == "leader", 20, "a leads")
     joined(members, "b", second)

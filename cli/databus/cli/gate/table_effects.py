@@ -15,7 +15,7 @@ class Reaction(StrEnum):
     """What the relay does with a table at a statement."""
 
     FOLLOWED = "followed"
-    """The stream goes on, under the new definition."""
+    """The stream continues, under the new definition."""
     SUSPENDED = "suspended"
     """The table has no rows in the stream until it is resynchronised."""
     EMPTIED = "emptied"
