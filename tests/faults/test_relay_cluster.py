@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,14 +81,35 @@ class Reader:
 
         eventually_sync(has, 60, f"the client has {scn}; it has {self.windows[-1:]}")
 
-    def stop(self) -> list[tuple[int, int]]:
-        """The windows with events, each as its scn and their number."""
+    def end(self) -> None:
+        """End the thread; nothing if it has ended."""
         self._client.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
+
+    def stop(self) -> list[tuple[int, int]]:
+        """The windows with events, each as its scn and their number."""
+        self.end()
         if self._error is not None:
             raise self._error
         return self.windows
+
+
+StartReader = Callable[[str, list[str]], Reader]
+
+
+@pytest.fixture
+def start_reader() -> Iterator[StartReader]:
+    """Starts readers, which end with the test, whatever its result."""
+    readers: list[Reader] = []
+
+    def start(database: str, urls: list[str]) -> Reader:
+        readers.append(Reader(database, urls))
+        return readers[-1]
+
+    yield start
+    for reader in readers:
+        reader.end()
 
 
 def marks(frames: list[FrameView]) -> list[tuple[int, str]]:
@@ -113,7 +134,10 @@ def commits(frames: list[FrameView]) -> dict[Position, bytes]:
 
 @pytest.mark.parametrize("decided_by", ["zookeeper", "s3"])
 def test_a_paused_leader_appends_nothing_more_and_each_window_comes_once(
-    decided_by: str, tmp_path: Path, request: pytest.FixtureRequest
+    decided_by: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    start_reader: StartReader,
 ) -> None:
     keys = coordination(decided_by, request)
     with RelayCluster(tmp_path, keys, {"gen": GENERATOR}, ring_bytes="64MiB") as cluster:
@@ -121,7 +145,7 @@ def test_a_paused_leader_appends_nothing_more_and_each_window_comes_once(
         first = cluster.leader("gen")
         second = "b" if first == "a" else "a"
         eventually_sync(lambda: cluster.follows(second, "gen"), 40, "it follows")
-        reader = Reader("gen", [cluster.url(name) for name in ("a", "b")])
+        reader = start_reader("gen", [cluster.url(name) for name in ("a", "b")])
         reader.reach(50)
         epoch = cluster.epoch(first, "gen")
         paused = cluster.pause(first)
@@ -201,7 +225,11 @@ CONNECTIONS = {
     ],
 )
 def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
-    kind: str, decided_by: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str,
+    decided_by: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    start_reader: StartReader,
 ) -> None:
     database: FreshDatabase = request.getfixturevalue(f"{kind}_database")
     commits = Commits(database)
@@ -213,7 +241,7 @@ def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
         second = "b" if first == "a" else "a"
         eventually_sync(lambda: cluster.follows(second, "shop"), 40, "it follows")
         commits.start()
-        reader = Reader("shop", [cluster.url(name) for name in ("a", "b")])
+        reader = start_reader("shop", [cluster.url(name) for name in ("a", "b")])
         eventually_sync(lambda: len(reader.windows) > 20, 40, "the client reads")
         cluster.kill(first)
         assert cluster.leader("shop", but=first) == second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import random
 import threading
@@ -119,6 +120,9 @@ class S3Server:
         if is_stranger or is_refused or draw[1] < self.faults.refused:
             environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
             return _forbid(respond) if is_stranger else _refuse(respond)
+        if length := int(environment.get("CONTENT_LENGTH") or 0):
+            # Whole before the lock: a process may be paused in the middle of its request.
+            environment["wsgi.input"] = io.BytesIO(environment["wsgi.input"].read(length))
         # moto looks at a write's condition and writes in two steps; S3 does both in one.
         with self._writing if is_write else contextlib.nullcontext():
             if draw[2] < self.faults.lost or self._is_lost(key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,7 +29,7 @@ from databus.common.frame import frame_format
 from databus.common.frame.frame_format import iter_frames
 from databus.common.storage.bucket import Bucket, open_bucket, split_url
 from tests.bootstrap.model import CLOCK, START, History, State, compact, state_of, whole_stream
-from tests.support.s3_server import Faults, S3Server
+from tests.support.s3_server import ACCESS_KEY, Faults, S3Server
 from tests.support.waiting import eventually_sync
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -127,6 +129,19 @@ def test_folders_of_two_servers_of_a_process_are_separate(s3: S3Server) -> None:
         assert s3.empty_prefix() != another.empty_prefix()
     finally:
         another.close()
+
+
+def test_a_request_that_is_never_ended_delays_no_other(s3: S3Server) -> None:
+    bucket, prefix = open_bucket(s3.empty_prefix(), s3.options(request_timeout="2s", attempts=1))
+    address, before = urlsplit(s3.url), s3.requests
+    with socket.create_connection((address.hostname, address.port)) as half:
+        half.sendall(
+            f"PUT /{bucket.name}/{prefix}half HTTP/1.1\r\nHost: {address.netloc}\r\n"
+            f"Authorization: AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/x\r\n"
+            "Content-Length: 100\r\n\r\nthe process is paused he".encode()
+        )
+        eventually_sync(lambda: s3.requests > before, 10, "the request has begun")
+        assert bucket.put(f"{prefix}whole", b"whole", None) is not None
 
 
 def test_segments_merged_runs_and_the_manifest_lie_on_s3(shop: OnS3) -> None:

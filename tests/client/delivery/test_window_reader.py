@@ -182,13 +182,18 @@ async def test_a_relay_lost_within_a_window_gives_each_event_once(scripted: Star
 async def test_leaving_the_loop_closes_every_connection(scripted: StartServer) -> None:
     server = await scripted(orders(1, 1), orders(2, 2))
     client = make(server.url)
+    before = set(threading.enumerate())
+    during: set[threading.Thread] = set()
 
     def read() -> None:
         for _ in client.windows():
+            during.update(threading.enumerate())
             break
 
     await asyncio.to_thread(read)
-    assert not [thread for thread in threading.enumerate() if thread.name == "databus-loop"]
+    loops = {thread for thread in during - before if thread.name == "databus-loop"}
+    assert loops
+    assert not loops & set(threading.enumerate())
 
 
 async def test_windows_that_are_held_can_be_read_when_the_iteration_has_ended(
