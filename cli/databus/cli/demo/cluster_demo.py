@@ -7,33 +7,24 @@ source's, row by row.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from databus.cli.console.http_client import call
-from databus.cli.demo.demo import first_leaf
 from databus.cli.demo.demo_consumer import ShopMirror
 from databus.cli.demo.demo_processes import DemoProcesses
-from databus.cli.demo.demo_result import DemoResult, compare, show
-from databus.cli.demo.demo_workload import DATABASE, Workload, open_shop
+from databus.cli.demo.demo_result import DemoResult
+from databus.cli.demo.demo_run import DemoRun
+from databus.cli.demo.demo_workload import Workload
 from databus.cli.demo.private_servers import free_port
 from databus.cli.demo.shop import Shop
-from databus.client import DatabusClient, FileCheckpoints
 from databus.common.errors import DatabusError, ServerUnavailable
 
 RELAYS = ("relay-a", "relay-b")
 LEASE_S = 3.0
 _WAIT_S = 90.0
-_DRAIN_S = 60.0
 _PHASE = 0.15
 """The part of the duration between two events."""
 _POLL_S = 0.05
@@ -66,46 +57,14 @@ spark_master = "local[1]"
 """
 
 
-class ClusterDemo:
-    """One run.
+class ClusterDemo(DemoRun):
+    """Two relays, whose leaders end one after the other; see ``DemoRun``."""
 
-    Owner: the event loop that calls ``run``; the workload has a thread of its own.
-    Raises: DatabusError if a part cannot be started; all other parts are ended before.
-    """
+    drain_s = 60.0
 
     def __init__(self, database: str, *, duration_s: float, seed: int, keep: bool) -> None:
-        self._kind = database
-        self._duration_s = duration_s
-        self._seed = seed
-        self._keep = keep
-        self._console = Console(width=max(Console().width, 110))
-        self._started_s = time.monotonic()
-        self._mirrors = (ShopMirror("search index"), ShopMirror("report"))
+        super().__init__(database, duration_s=duration_s, seed=seed, keep=keep)
         self._ports = {name: free_port() for name in (*RELAYS, "bootstrap")}
-        self._transactions = 0
-
-    async def run(self) -> bool:
-        """Run it to the end; True if every consumer's tables equal the source's."""
-        folder = Path(tempfile.mkdtemp(prefix="databus-demo-"))
-        folder.chmod(0o755)
-        logging.basicConfig(filename=folder / "demo.log", level=logging.INFO)
-        try:
-            with contextlib.ExitStack() as stack:
-                shop, url = await asyncio.to_thread(
-                    open_shop, self._kind, folder, stack, self._seed, self._say
-                )
-                self._write_files(folder, url, shop.dialect.namespace)
-                processes = stack.enter_context(DemoProcesses(folder))
-                result = await self._run(folder, shop, processes)
-            show(result, self._console)
-            return result.equal
-        except BaseExceptionGroup as group:
-            raise first_leaf(group) from group
-        finally:
-            if self._keep:
-                self._console.print(f"logs and data: {folder}")
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _write_files(self, folder: Path, url: str, namespace: str) -> None:
         for name in RELAYS:
@@ -128,7 +87,10 @@ class ClusterDemo:
     def _url(self, name: str) -> str:
         return f"http://127.0.0.1:{self._ports[name]}"
 
-    async def _run(self, folder: Path, shop: Shop, processes: DemoProcesses) -> DemoResult:
+    async def _run(
+        self, folder: Path, shop: Shop, url: str, processes: DemoProcesses
+    ) -> DemoResult:
+        self._write_files(folder, url, shop.dialect.namespace)
         self._say("two relays of one cluster, a bootstrap server, and two consumers")
         for name in RELAYS:
             processes.start(name, "relay", "-c", folder / f"{name}.toml")
@@ -142,7 +104,7 @@ class ClusterDemo:
             workload.start(lambda count: setattr(self, "_transactions", count))
             try:
                 self._say("both consumers read the whole tables, and then the relays")
-                await self._both_online(processes)
+                await self._wait_for_relay(processes)
                 await asyncio.sleep(self._duration_s * _PHASE)
                 await self._lose(first["leader"], processes.kill, "killed (SIGKILL)", processes)
                 processes.start(first["leader"], "relay", "-c", folder / f"{first['leader']}.toml")
@@ -204,38 +166,21 @@ class ClusterDemo:
         return found
 
     async def _serve(self, mirror: ShopMirror, folder: Path) -> None:
-        name = mirror.name.replace(" ", "-")
-        client = DatabusClient(
-            database=DATABASE,
+        client = self._client(
+            mirror,
+            folder,
             relays=[self._url(one) for one in RELAYS],
             bootstraps=[self._url("bootstrap")],
             discover=True,
-            consumer=mirror,
-            checkpoints=FileCheckpoints(folder / f"{name}.checkpoint"),
-            start="bootstrap",
-            checkpoint_every_s=0.2,
             reconnect_most_s=1.0,
         )
         await client.serve()
 
-    async def _both_online(self, processes: DemoProcesses) -> None:
+    async def _wait_for_relay(self, processes: DemoProcesses) -> None:
+        """Wait until both consumers read a relay."""
         deadline_s = time.monotonic() + _WAIT_S
-        while not all(mirror.mode == "relay" for mirror in self._mirrors):
+        while not self._both_online():
             processes.check()
             if time.monotonic() > deadline_s:
                 raise ServerUnavailable(f"the consumers read no relay within {_WAIT_S:.0f} s")
             await asyncio.sleep(_POLL_S)
-
-    async def _drain(self, shop: Shop) -> DemoResult:
-        expected = await asyncio.to_thread(shop.rows)
-        deadline_s = time.monotonic() + _DRAIN_S
-        while True:
-            result = compare(expected, self._mirrors, shop, self._transactions)
-            if result.equal or time.monotonic() > deadline_s:
-                return result
-            await asyncio.sleep(0.2)
-
-    def _say(self, text: str) -> None:
-        elapsed_s = time.monotonic() - self._started_s
-        self._console.print(f"  {elapsed_s:4.1f} s  {text}", highlight=False)
-        sys.stdout.flush()

@@ -9,11 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import logging
 import re
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -26,16 +22,16 @@ from databus.bootstrap.merging.process_merges import has_java
 from databus.cli.console.http_client import call
 from databus.cli.demo.demo_consumer import ShopMirror
 from databus.cli.demo.demo_processes import DemoProcesses
-from databus.cli.demo.demo_result import DemoResult, compare, show
+from databus.cli.demo.demo_result import DemoResult
+from databus.cli.demo.demo_run import DemoRun
 from databus.cli.demo.demo_view import ConsumerState, Picture, Span, draw
-from databus.cli.demo.demo_workload import DATABASE, Workload, open_shop
+from databus.cli.demo.demo_workload import Workload
 from databus.cli.demo.private_servers import free_port
 from databus.cli.demo.shop import Shop
-from databus.client import DatabusClient, FileCheckpoints
+from databus.client import DatabusClient
 from databus.common.errors import DatabusError
 
 _RING_BYTES = "1MiB"
-_DRAIN_S = 20.0
 _READY_S = 90.0
 
 _CONFIG = """
@@ -59,12 +55,8 @@ spark_master = "local[1]"
 """
 
 
-class Demo:
-    """One run of the demo.
-
-    Owner: the event loop that calls ``run``; the workload has a thread of its own.
-    Raises: DatabusError if a part cannot be started; all other parts are ended before.
-    """
+class Demo(DemoRun):
+    """One consumer sleeps until the relay has evicted its position; see ``DemoRun``."""
 
     def __init__(
         self,
@@ -76,42 +68,13 @@ class Demo:
         picture: Path | None = None,
     ) -> None:
         """``picture``: a file for the view while one consumer sleeps, as SVG."""
+        super().__init__(database, duration_s=duration_s, seed=seed, keep=keep)
         self._picture_path = picture
-        self._kind = database
-        self._duration_s = duration_s
-        self._seed = seed
-        self._keep = keep
-        self._console = Console(width=max(Console().width, 110))
-        self._started = time.monotonic()
         self._step = "starting"
-        self._mirrors = (ShopMirror("search index"), ShopMirror("report"))
-        self._transactions = 0
         self._relay_url = self._bootstrap_url = ""
         self._status: dict[str, Any] = {}
         self._bootstrap_status: dict[str, Any] = {}
         self._base_scn = 0
-
-    async def run(self) -> bool:
-        """Run it to the end; True if every consumer's tables equal the source's."""
-        folder = Path(tempfile.mkdtemp(prefix="databus-demo-"))
-        folder.chmod(0o755)
-        logging.basicConfig(filename=folder / "demo.log", level=logging.INFO)
-        try:
-            with contextlib.ExitStack() as stack:
-                shop, url = await asyncio.to_thread(
-                    open_shop, self._kind, folder, stack, self._seed, self._say
-                )
-                processes = stack.enter_context(DemoProcesses(folder))
-                result = await self._run(folder, shop, url, processes)
-            show(result, self._console)
-            return result.equal
-        except BaseExceptionGroup as group:
-            raise first_leaf(group) from group
-        finally:
-            if self._keep:
-                self._console.print(f"logs and data: {folder}")
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
 
     async def _run(
         self, folder: Path, shop: Shop, url: str, processes: DemoProcesses
@@ -142,9 +105,9 @@ class Demo:
         async with self._view(), asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(processes))
             first, second = self._mirrors
-            serving = [group.create_task(self._serve(first, folder))]
+            serving = [group.create_task(self._connected(first, folder).serve())]
             self._step = "both consumers read the whole tables from the bootstrap server"
-            sleeper = self._client(second, folder)
+            sleeper = self._connected(second, folder)
             dozing = group.create_task(sleeper.serve())
             workload.start(lambda count: setattr(self, "_transactions", count))
             try:
@@ -158,7 +121,8 @@ class Demo:
                 await self._until(lambda: False, 0.5)
                 self._save_picture()
                 self._step = "it wakes, too old for the relay: it catches up from the bootstrap"
-                serving.append(group.create_task(self._serve(second, folder)))
+                again = self._connected(second, folder)
+                serving.append(group.create_task(again.serve()))
                 await self._until(lambda: False, 0.82)
             finally:
                 workload.stop()
@@ -168,33 +132,10 @@ class Demo:
                 task.cancel()
         return result
 
-    def _client(self, mirror: ShopMirror, folder: Path) -> DatabusClient:
-        name = mirror.name.replace(" ", "-")
-        return DatabusClient(
-            database=DATABASE,
-            relays=[self._relay_url],
-            bootstraps=[self._bootstrap_url],
-            consumer=mirror,
-            checkpoints=FileCheckpoints(folder / f"{name}.checkpoint"),
-            start="bootstrap",
-            checkpoint_every_s=0.2,
+    def _connected(self, mirror: ShopMirror, folder: Path) -> DatabusClient:
+        return self._client(
+            mirror, folder, relays=[self._relay_url], bootstraps=[self._bootstrap_url]
         )
-
-    async def _serve(self, mirror: ShopMirror, folder: Path) -> None:
-        await self._client(mirror, folder).serve()
-
-    async def _drain(self, shop: Shop) -> DemoResult:
-        """Wait until every consumer equals the source, at most for a while, and compare."""
-        expected = await asyncio.to_thread(shop.rows)
-        deadline = time.monotonic() + _DRAIN_S
-        while True:
-            result = compare(expected, self._mirrors, shop, self._transactions)
-            if result.equal or time.monotonic() > deadline:
-                return result
-            await asyncio.sleep(0.2)
-
-    def _both_online(self) -> bool:
-        return all(mirror.mode == "relay" for mirror in self._mirrors)
 
     def _is_evicted(self, mirror: ShopMirror) -> bool:
         """Whether the relay no longer has the mirror's position, and there is a snapshot."""
@@ -203,7 +144,7 @@ class Demo:
 
     async def _until(self, condition: Callable[[], bool], latest: float) -> None:
         """Wait until ``condition`` holds, at most up to this part of the duration."""
-        while not condition() and time.monotonic() - self._started < latest * self._duration_s:
+        while not condition() and time.monotonic() - self._started_s < latest * self._duration_s:
             await asyncio.sleep(0.1)
 
     async def _wait_for(self, url: str, processes: DemoProcesses) -> None:
@@ -267,7 +208,7 @@ class Demo:
             self._picture_path.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
     def _picture(self) -> Picture:
-        elapsed_s = time.monotonic() - self._started
+        elapsed_s = time.monotonic() - self._started_s
         relay, bootstrap = self._status, self._bootstrap_status
         source_scn = int(relay.get("source_scn") or _scn(relay.get("max")) or 0)
         self._base_scn = self._base_scn or (_scn(relay.get("prev")) or 0)
@@ -294,10 +235,6 @@ class Demo:
             base_scn=self._base_scn,
         )
 
-    def _say(self, text: str) -> None:
-        self._console.print(f"  {time.monotonic() - self._started:4.1f} s  {text}", highlight=False)
-        sys.stdout.flush()
-
 
 async def _stop(client: DatabusClient, serving: asyncio.Task[Any]) -> None:
     client.stop()
@@ -306,10 +243,3 @@ async def _stop(client: DatabusClient, serving: asyncio.Task[Any]) -> None:
 
 def _scn(position: Any) -> int | None:
     return int(position["scn"]) if isinstance(position, dict) else None
-
-
-def first_leaf(error: BaseException) -> BaseException:
-    """The first error in a group of errors."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
