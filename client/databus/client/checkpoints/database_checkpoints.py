@@ -6,8 +6,8 @@ the connections.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from databus.client.checkpoints.checkpoint_table import (
@@ -21,10 +21,11 @@ from databus.client.checkpoints.checkpoint_table import (
 from databus.client.checkpoints.database_steps import (
     AsyncpgDatabase,
     DbapiDatabase,
+    as_store_error,
     commits_each_statement,
 )
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import DatabusError, StoreError, UsageError
+from databus.common.errors import UsageError
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ class DatabaseCheckpoints:
         self._alone("write", self._held.table.set(self._held.consumer, checkpoint))
 
     def _alone(self, what: str, steps: Steps[T]) -> T:
-        with _as_store_error(self._held, what):
+        with _errors_of(self._held, what):
             return self._database.alone(steps)
 
 
@@ -243,23 +244,17 @@ class AsyncpgCheckpoints:
         await self._alone("write", self._held.table.set(self._held.consumer, checkpoint))
 
     async def _alone(self, what: str, steps: Steps[T]) -> T:
-        with _as_store_error(self._held, what):
+        with _errors_of(self._held, what):
             return await self._database.alone(steps)
 
 
-@contextlib.contextmanager
-def _as_store_error(held: HeldCheckpoint, what: str) -> Iterator[None]:
-    """A driver's error as ours: its classes are not known here, so any exception counts."""
-    try:
-        yield
-    except DatabusError:
-        raise
-    except Exception as error:
-        raise StoreError(
-            f"consumer {held.consumer}: the table {held.table.name} of checkpoints could not be "
-            f"used ({what}): {error!r}. If there is no such table, call create_table(), or create "
-            "it with the statement that the store's ddl has."
-        ) from error
+def _errors_of(held: HeldCheckpoint, what: str) -> AbstractContextManager[None]:
+    return as_store_error(
+        f"consumer {held.consumer}: the table {held.table.name} of checkpoints could not be used "
+        f"({what})",
+        "If there is no such table, call create_table(), or create it with the statement that the "
+        "store's ddl has.",
+    )
 
 
 def not_in_transaction(consumer: str) -> UsageError:

@@ -7,15 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from databus.client.checkpoints.checkpoint_table import Answer, Steps, with_marks
-from databus.common.errors import ConfigError
+from databus.common.errors import ConfigError, DatabusError, StoreError
 
 T = TypeVar("T")
 _IDLE = 0
 _IN_TRANSACTION = 1
+
+
+@contextlib.contextmanager
+def as_store_error(failed: str, hint: str) -> Iterator[None]:
+    """A driver's error as ours: its classes are not known here, so any exception counts.
+
+    ``failed`` is what could not be done, ``hint`` what to do if there is no such table.
+
+    Raises:
+        StoreError: the driver raised something.
+    """
+    try:
+        yield
+    except DatabusError:
+        raise
+    except Exception as error:
+        raise StoreError(f"{failed}: {error!r}. {hint}") from error
 
 
 def _nothing(_: Any) -> None:

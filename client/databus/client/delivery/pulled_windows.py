@@ -7,20 +7,17 @@ call of the other kind.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias
 
 from databus.client.application.events import Event, Window
-from databus.client.delivery.window_reader import ENDED, NewWindow, ReadWindow, W, WindowReader
-from databus.common.errors import InternalError
+from databus.client.delivery.loop_thread import ClosingIterator, LoopThread, Wait
+from databus.client.delivery.window_reader import NewWindow, ReadWindow, W, WindowReader
 from databus.common.table_state import TableState
 
-T = TypeVar("T")
-Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 Reading: TypeAlias = AbstractAsyncContextManager[WindowReader[W]]
 
 
@@ -109,7 +106,7 @@ class AsyncPulledWindow(ReadWindow):
                 yield event
 
 
-class Windows(Iterator[PulledWindow]):
+class Windows(ClosingIterator[PulledWindow]):
     """The windows of a client, for code without an event loop.
 
     Frames are pulled by a thread in the background.  The iteration ends at ``stop``, or when a
@@ -125,44 +122,21 @@ class Windows(Iterator[PulledWindow]):
         reading: Callable[[NewWindow[PulledWindow]], Reading[PulledWindow]],
         idle_s: float | None,
     ) -> None:
-        self._windows = _windows(reading, idle_s)
-
-    def __next__(self) -> PulledWindow:
-        return next(self._windows)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the iteration."""
-        self._windows.close()
+        super().__init__(_windows(reading, idle_s))
 
 
 def _windows(
     reading: Callable[[NewWindow[PulledWindow]], Reading[PulledWindow]], idle_s: float | None
 ) -> Generator[PulledWindow, None, None]:
-    with LoopThread() as thread:
-        context = reading(partial(PulledWindow, thread.wait))
-        reader = thread.wait(_enter(context))
-        try:
-            while batch := thread.wait(reader.batch(idle_s)):
-                for window in batch:
-                    if reader.steering.has_request and not thread.wait(reader.is_undisturbed()):
-                        break
-                    yield window
-        finally:
-            thread.wait(_leave(context))
-
-
-async def _enter(context: Reading[PulledWindow]) -> WindowReader[PulledWindow]:
-    return await context.__aenter__()
-
-
-async def _leave(context: Reading[PulledWindow]) -> None:
-    await context.__aexit__(None, None, None)
+    with (
+        LoopThread() as thread,
+        thread.entered(reading(partial(PulledWindow, thread.wait))) as reader,
+    ):
+        while batch := thread.wait(reader.batch(idle_s)):
+            for window in batch:
+                if reader.steering.has_request and not thread.wait(reader.is_undisturbed()):
+                    break
+                yield window
 
 
 class AsyncWindows(AsyncIterator[AsyncPulledWindow]):
@@ -259,37 +233,3 @@ async def _hold(
         opened.set_exception(error)
     finally:
         opened.cancel()
-
-
-class LoopThread:
-    """An event loop in a thread of its own, for callers without one.
-
-    Owner: the thread that entered it.
-    """
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="databus-loop", daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for its result."""
-        if self.loop.is_closed():
-            coroutine.close()
-            raise InternalError(ENDED)
-        running = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        try:
-            return running.result()
-        except BaseException:  # a KeyboardInterrupt, too
-            running.cancel()
-            raise

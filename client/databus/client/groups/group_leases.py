@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from databus.client.checkpoints.checkpoint_table import TABLE, Steps
@@ -14,10 +14,11 @@ from databus.client.checkpoints.database_steps import (
     DbapiDatabase,
     KeptAsyncpgDatabase,
     KeptDbapiDatabase,
+    as_store_error,
     commits_each_statement,
 )
 from databus.client.groups.group_table import GroupState, GroupTable
-from databus.common.errors import ConfigError, DatabusError, StoreError, UsageError
+from databus.common.errors import ConfigError, UsageError
 
 T = TypeVar("T")
 _DIALECTS = {
@@ -93,7 +94,7 @@ class DatabaseLeases:
         """The statements for this database; the first use connects to see which it is."""
         dialect = self._dialect
         if dialect is None:
-            with _as_store_error("connect"), contextlib.closing(self._connect()) as connection:
+            with _errors_of("connect"), contextlib.closing(self._connect()) as connection:
                 dialect = _dialect_of(connection)
         return GroupTable(dialect, **self._names)
 
@@ -116,7 +117,7 @@ class DatabaseLeases:
 
     def alone(self, what: str, steps: Steps[T]) -> T:
         """Run the steps on a connection and in a transaction of their own."""
-        with _as_store_error(what):
+        with _errors_of(what):
             if what == "join":  # the first step of a member, which writes
                 return self._database.alone(steps, _require_transaction)
             return self._database.alone(steps)
@@ -176,7 +177,7 @@ class AsyncpgLeases:
 
     async def alone(self, what: str, steps: Steps[T]) -> T:
         """Run the steps on a connection and in a transaction of their own."""
-        with _as_store_error(what):
+        with _errors_of(what):
             return await self._database.alone(steps)
 
     async def within(self, connection: Any, steps: Steps[T]) -> T:
@@ -215,15 +216,9 @@ def _dialect_of(connection: Any) -> str:
     )
 
 
-@contextlib.contextmanager
-def _as_store_error(what: str) -> Iterator[None]:
-    """A driver's error as ours: its classes are not known here, so any exception counts."""
-    try:
-        yield
-    except DatabusError:
-        raise
-    except Exception as error:
-        raise StoreError(
-            f"the tables of groups could not be used ({what}): {error!r}. If they are not there, "
-            "call create_tables(), or create them with the statements that the leases' ddl has."
-        ) from error
+def _errors_of(what: str) -> contextlib.AbstractContextManager[None]:
+    return as_store_error(
+        f"the tables of groups could not be used ({what})",
+        "If they are not there, call create_tables(), or create them with the statements that the "
+        "leases' ddl has.",
+    )

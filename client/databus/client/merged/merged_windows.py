@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Self
+from typing import Self
 
 from databus.client.application.events import Event, Mode, Window
-from databus.client.delivery.pulled_windows import LoopThread, Wait
+from databus.client.delivery.loop_thread import ClosingIterator, LoopThread, Wait
 from databus.client.merged.stream_merger import StreamMerger, TakenWindow
 from databus.common.checkpoint import MergedCheckpoint
 from databus.common.table_state import TableState
@@ -185,7 +185,7 @@ class AsyncMergedWindows(AsyncIterator[AsyncMergedWindow]):
             await self._context.__aexit__(None, None, None)
 
 
-class MergedWindows(Iterator[MergedWindow]):
+class MergedWindows(ClosingIterator[MergedWindow]):
     """The windows of a merge, for code without an event loop; streams are read by a thread.
 
     The iteration ends as that of ``AsyncMergedWindows``.
@@ -195,36 +195,10 @@ class MergedWindows(Iterator[MergedWindow]):
     """
 
     def __init__(self, merging: Merging, idle_s: float | None) -> None:
-        self._windows = _windows(merging, idle_s)
-
-    def __next__(self) -> MergedWindow:
-        return next(self._windows)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the iteration."""
-        self._windows.close()
+        super().__init__(_windows(merging, idle_s))
 
 
 def _windows(merging: Merging, idle_s: float | None) -> Generator[MergedWindow, None, None]:
-    with LoopThread() as thread:
-        context = merging()
-        merger = thread.wait(_entered(context))
-        try:
-            while (taken := thread.wait(merger.next(idle_s))) is not None:
-                yield MergedWindow(merger, taken, thread.wait)
-        finally:
-            thread.wait(_left(context))
-
-
-async def _entered(context: AbstractAsyncContextManager[Any]) -> Any:
-    return await context.__aenter__()
-
-
-async def _left(context: AbstractAsyncContextManager[Any]) -> None:
-    await context.__aexit__(None, None, None)
+    with LoopThread() as thread, thread.entered(merging()) as merger:
+        while (taken := thread.wait(merger.next(idle_s))) is not None:
+            yield MergedWindow(merger, taken, thread.wait)
