@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from databus.common.checkpoint import ORIGIN, Position
+from databus.common.checkpoint import Position
 from databus.common.errors import (
     ClockMismatch,
     FrameTooLarge,
     ReaderOvertaken,
-    ScnTooOld,
     StoreError,
 )
 from databus.relay.ring import ring_format, ring_kernels
@@ -126,30 +125,12 @@ def test_every_ring_file_has_an_identity_of_its_own_for_life(tmp_path: Path) -> 
             identities.append(writer._control.ring_id)
     with Ring.open_writer(tmp_path / "0") as writer:
         assert writer._control.ring_id == identities[0]
-        writer.reset(Position(5))
+        writer.resize(4096)
         identities.append(writer._control.ring_id)
         writer.resize(8192)
         identities.append(writer._control.ring_id)
     assert len(set(identities)) == len(identities)
     assert all(identities)
-
-
-def test_a_reset_ring_is_empty_and_its_readers_follow(tmp_path: Path) -> None:
-    with Ring.create(tmp_path, RING_BYTES, clock="c") as writer:
-        with Ring.open_reader(tmp_path) as reader:
-            writer.append(make_window(900, [10]))
-            ring_position = reader.find(ORIGIN)
-            writer.reset(Position(100))
-            with pytest.raises(ReaderOvertaken):
-                reader.read(ring_position, 100)
-            with pytest.raises(ScnTooOld):
-                reader.find(Position(99))
-            writer.append(make_window(101, [10]))
-            assert read_from(reader, Position(100)) == make_window(101, [10])
-            assert reader.clock == "c"
-            assert check(tmp_path) == []
-    with Ring.open_writer(tmp_path) as writer:
-        assert writer.last == Position(101, 1)
 
 
 @pytest.mark.parametrize("new_bytes", [8192, 12288, 65536])

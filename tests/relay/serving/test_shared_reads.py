@@ -70,7 +70,7 @@ def test_a_replaced_ring_is_followed(tmp_path: Path) -> None:
         with Ring.open_reader(tmp_path) as ring:
             reads, start = SharedReads(), ring.find(ORIGIN)
             reads.read(ring, start, 4096)
-            writer.reset(start=writer.last)
+            writer.resize(RING_BYTES)
             with pytest.raises(ReaderOvertaken):
                 reads.read(ring, start, 4096)
 

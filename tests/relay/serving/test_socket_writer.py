@@ -385,7 +385,7 @@ async def test_a_ring_that_is_replaced_ends_what_was_being_sent_of_it(
                     return bool((await status.json())["databases"][0]["served"]["readers"])
 
             await eventually(stuck.has_begun, 60)
-            live.writer.reset(start=live.writer.last)
+            live.writer.resize(16 << 20)
             await sent()  # the worker has looked, and unmapped the old file
             got = understood(await stuck.rest(), SPANS)
             assert lapped.truth.startswith(got)

@@ -22,11 +22,6 @@ class BatchLimit:
     events: int | None = None
     bytes: int | None = None
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether there is any bound."""
-        return self.events is not None or self.bytes is not None
-
 
 class BatchEnd:
     """Finds the end of a batch in the frames after its start.

@@ -446,14 +446,6 @@ class RingWriter:
         if self._failure is not None:
             raise SyncFailed(self._failure.message)
 
-    def reset(self, start: Position) -> None:
-        """Empty the ring; it continues after ``start``.  For a source that lost our position.
-
-        Readers are overtaken: for them everything before is too old.
-        """
-        old = self._state
-        self._replace_file(self.ring_bytes, start, (old.frames, old.windows), keep=False)
-
     def resize(self, ring_bytes: int) -> None:
         """Rebuild the ring with the newest windows that fit, at positions that no reader has seen.
 
@@ -461,13 +453,7 @@ class RingWriter:
             FrameTooLarge: a retained frame is larger than the new size allows.
         """
         old = self._state = without_damage(self._file, self._state)
-        counts = (old.evicted_frames, old.evicted_windows)
-        self._replace_file(whole_pages(ring_bytes), old.prev, counts, keep=True)
-
-    def _replace_file(
-        self, ring_bytes: int, start: Position, counts: tuple[int, int], *, keep: bool
-    ) -> None:
-        """Replace this file by another; new readers get that one at once."""
+        ring_bytes = whole_pages(ring_bytes)
         self.discard_open()
         remove_folder(self.directory / NEXT_NAME)
         folder = self.directory / NEXT_NAME
@@ -475,15 +461,14 @@ class RingWriter:
         shown = max(self._state.tail, self.recovered.shown)
         base = -(-(shown + 1) // ring_bytes) * ring_bytes
         state = EMPTY_STATE._replace(
-            head=base, tail=base, prev=start, min=start, max=start,
-            frames=counts[0], evicted_frames=counts[0],
-            windows=counts[1], evicted_windows=counts[1],
+            head=base, tail=base, prev=old.prev, min=old.prev, max=old.prev,
+            frames=old.evicted_frames, evicted_frames=old.evicted_frames,
+            windows=old.evicted_windows, evicted_windows=old.evicted_windows,
         )  # fmt: skip
         try:
             make_ring(folder / RING_NAME, ring_bytes, self.clock, self._control.mode, state)
             with RingWriter(folder, os.dup(self._lock)) as successor:
-                if keep:
-                    self._copy_to(successor)
+                self._copy_to(successor)
         except BaseException:
             remove_folder(folder)
             raise
