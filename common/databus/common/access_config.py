@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import Field
 
-from databus.common.config_values import Seconds, Section
+from databus.common.config_values import Bytes, Seconds, Section
 from databus.common.loopback import is_loopback
+
+_LEAST_BYTES_PER_S = 1 << 20
 
 
 class TlsConfig(Section):
@@ -98,6 +100,22 @@ class PrincipalConfig(Section):
     max_requests_per_s: float = Field(default=0.0, ge=0)
     """Largest number of requests a second at each worker. 0 for no limit.
     Example: max_requests_per_s = 50 """
+
+    max_bytes_per_s: Bytes = Field(default=0)
+    """Largest number of bytes a second of streams and of answers of the bootstrap server, of all
+    open ones together, at each worker. At least 1 MiB; 0 for no limit. A server above it sends more
+    slowly, and refuses nothing.
+    Example: max_bytes_per_s = "20MiB" """
+
+    @pydantic.field_validator("max_bytes_per_s")
+    @classmethod
+    def _is_enough_for_a_part(cls, value: int) -> int:
+        if 0 < value < _LEAST_BYTES_PER_S:
+            raise ValueError(
+                f"max_bytes_per_s is {value}: give at least 1MiB, or 0 for no limit. A part of an "
+                "answer has up to 4 MiB, and a client gives up a connection that is silent for long"
+            )
+        return value
 
 
 class TokenConfig(PrincipalConfig):

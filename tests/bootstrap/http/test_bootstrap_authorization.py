@@ -19,6 +19,7 @@ from databus.common.http.admission import Admission
 from databus.common.http.listening_socket import listening_socket
 from tests.bootstrap.bench import FRAMES, Bench
 from tests.support.callers import Callers
+from tests.support.recorded_pauses import record_pauses
 
 ACTIONS = {
     "databases": "read", "sources": "read", "register": "read", "start_scn": "read",
@@ -32,7 +33,7 @@ STREAMS = ("bootstrap", "changes", "snapshot")
 
 
 async def test_every_endpoint_answers_only_callers_with_its_action_and_with_what_is_granted(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path / "data")
     bench.begin(30)
@@ -46,6 +47,8 @@ async def test_every_endpoint_answers_only_callers_with_its_action_and_with_what
     orders = callers.add("orders", {"actions": ["read"], "sources": ["shop.orders"]})
     callers.add("elsewhere", {"actions": ["read"], "databases": ["hr"]})
     columns = callers.add("columns", {"actions": ["read"], "columns": ["id"]})
+    limited = callers.add("limited", {"actions": ["read"]}, max_bytes_per_s="1MiB")
+    counted = record_pauses(monkeypatch, 0.001)
     config = BootstrapConfig(data_dir=bench.data_dir, listen="127.0.0.1:0", relays=())
     listener, stop = listening_socket(config.listen), asyncio.Event()
     url = "http://{}:{}".format(*listener.getsockname()[:2])
@@ -104,6 +107,12 @@ async def test_every_endpoint_answers_only_callers_with_its_action_and_with_what
                 async with http.get(path, headers=orders) as answer:
                     body = await answer.text()
                     assert "shop.lines" not in body and "shop.notes" not in body
+            assert not counted
+            for name in STREAMS:
+                async with http.get(f"{url}/v1/shop/{name}", headers=FRAMES | limited) as answer:
+                    body = await answer.read()
+                assert sum(counted) == len(body) > 0
+                counted.clear()
             path = f"{url}/v1/shop/register"
             async with http.get(path, params={"sources": "shop.li*"}, headers=orders) as answer:
                 assert (answer.status, "shop.lines" in await answer.text()) == (404, False)

@@ -184,7 +184,13 @@ def test_a_caller_has_the_grants_of_all_its_roles_and_the_widest_limits(
     orders = {"actions": ["read"], "sources": ["shop.orders"]}
     authority = Authority(
         provider.auth(
-            {"name": "a", "grants": [READ], "max_streams": 3, "max_requests_per_s": 5},
+            {
+                "name": "a",
+                "grants": [READ],
+                "max_streams": 3,
+                "max_requests_per_s": 5,
+                "max_bytes_per_s": "2MiB",
+            },
             {"name": "b", "grants": [orders], "max_streams": 7},
             {"name": "A"},
         )
@@ -195,7 +201,8 @@ def test_a_caller_has_the_grants_of_all_its_roles_and_the_widest_limits(
             Presented(identity=ProviderIdentity(issuer, "ada", frozenset(roles), 0.0))
         )
 
-    assert (found("a").max_streams, found("a").max_requests_per_s) == (3, 5)
+    one = found("a")
+    assert (one.max_streams, one.max_requests_per_s, one.max_bytes_per_s) == (3, 5, 2 << 20)
     both = found("a", "b")
     assert (len(both.grants), both.max_streams, both.max_requests_per_s) == (2, 7, 0)
     assert both.name == "ada"

@@ -8,6 +8,7 @@ import pytest
 
 from databus.common.access.authority import Principal
 from databus.common.access.request_limits import RequestLimits
+from databus.common.access_config import TokenConfig
 from databus.common.errors import TooManyRequests
 
 
@@ -69,3 +70,27 @@ def test_without_limits_nothing_is_counted() -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(1000):
             stack.enter_context(limits.counted(Principal("app", ()), is_stream=True))
+
+
+def test_answers_of_a_caller_have_its_bytes_a_second_together_and_a_second_in_advance() -> None:
+    clock = Clock()
+    limits = RequestLimits(clock)
+    app = Principal("app", (), max_bytes_per_s=1000)
+    one, two = limits.pace_of(app), limits.pace_of(app)
+    assert one is not None and two is not None
+    assert (one.pause_s(600), two.pause_s(400)) == (0.0, 0.0)
+    assert two.pause_s(500) == pytest.approx(0.5)
+    assert one.pause_s(1000) == pytest.approx(1.5)
+    clock.now_s = 100.0
+    assert one.pause_s(1000) == 0.0, "what was not used for long is one second's worth"
+    assert one.pause_s(1) == pytest.approx(0.001)
+    other = limits.pace_of(Principal("other", (), max_bytes_per_s=1000))
+    assert other is not None and other.pause_s(1000) == 0.0
+    assert limits.pace_of(Principal("free", ())) is None
+
+
+def test_a_limit_of_bytes_is_at_least_a_mebibyte() -> None:
+    one = {"name": "app", "hashes": ["sha256:" + "0" * 64]}
+    assert TokenConfig.model_validate(one | {"max_bytes_per_s": "1MiB"}).max_bytes_per_s == 1 << 20
+    with pytest.raises(ValueError, match="max_bytes_per_s is 2048: give at least 1MiB"):
+        TokenConfig.model_validate(one | {"max_bytes_per_s": "2KiB"})

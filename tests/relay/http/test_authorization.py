@@ -13,16 +13,18 @@ import pytest
 
 from databus.client import DatabusClient
 from databus.common.access.grants import EndpointAction, Scope
+from databus.common.checkpoint import Position
 from databus.common.errors import Forbidden, Unauthenticated
-from databus.common.frame.frame_format import Op
+from databus.common.frame.frame_format import Op, iter_frames
 from databus.common.http.openapi_document import Endpoint
 from databus.relay.cluster.routing_table import write_table
 from databus.relay.http.relay_endpoints import ENDPOINTS
 from tests.support.callers import Callers
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
 from tests.support.read_windows import aup_to
+from tests.support.recorded_pauses import record_pauses
 from tests.support.relay_http import FRAMES, Follower, frames
-from tests.support.waiting import within
+from tests.support.waiting import eventually, within
 
 ACTIONS = {
     "databases": "read", "sources": "read", "register": "read", "stream": "read",
@@ -273,3 +275,45 @@ async def test_a_caller_over_its_limits_gets_429_and_our_client_pauses_as_it_is_
         assert took_s > 0.4 * (failures - 1)
         await windows.aclose()
     live.close()
+
+
+@pytest.mark.parametrize("query", [{}, {"format": "ndjson"}, {"sources": "shop.orders"}])
+async def test_every_byte_of_a_stream_counts_for_the_callers_pace(
+    tmp_path: Path, http: Session, monkeypatch: pytest.MonkeyPatch, query: dict[str, str]
+) -> None:
+    callers = Callers()
+    limited = callers.add("limited", {"actions": ["read"]}, max_bytes_per_s="1MiB")
+    live = LiveRelay(tmp_path, auth=callers.auth)
+    for scn in range(1, 200):
+        live.append(window(scn, [(Op.INSERT, ORDERS, scn)], text="x" * 4000))
+    counted = record_pauses(monkeypatch, 0.001)
+    async with live.served():
+        url = f"{live.url}/v1/shop/stream"
+        async with http.get(url, params=query, headers=limited) as answer:
+            body = await answer.read()
+        assert sum(counted) == len(body) > 500_000
+        counted.clear()
+        async with http.get(url, params=query, headers=callers.add("free")) as answer:
+            assert answer.status == 401, "the server does not know this one"
+    assert not counted
+
+
+async def test_a_server_that_stops_ends_the_pause_of_an_answer(
+    tmp_path: Path, http: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers = Callers()
+    limited = callers.add("limited", {"actions": ["read"]}, max_bytes_per_s="1MiB")
+    live = LiveRelay(tmp_path, auth=callers.auth)
+    live.append(window(1, [(Op.INSERT, ORDERS, 1)], text="x" * 200_000))
+    counted = record_pauses(monkeypatch, 3600.0)
+    async with live.served():
+        reading = asyncio.create_task(get_body(http, f"{live.url}/v1/shop/stream", limited))
+        await eventually(lambda: bool(counted), 20)
+        assert not reading.done()
+    async with within(20):
+        assert next(iter_frames(await reading)).position == Position(1, 0)
+
+
+async def get_body(http: Session, url: str, headers: dict[str, str]) -> bytes:
+    async with http.get(url, headers=headers) as answer:
+        return await answer.read()

@@ -16,6 +16,7 @@ from databus.bootstrap.reading.read_pool import ReadPool
 from databus.bootstrap.reading.stored_database import StoredDatabase
 from databus.common.checkpoint import Position
 from databus.common.errors import DatabusError, InternalError
+from databus.common.http.admission import pace_of, paced
 from databus.common.http.http_application import STOPPING
 from databus.common.http.http_connections import lost
 from databus.common.http.stream_formats import Format, error_frame
@@ -186,12 +187,13 @@ class Sender:
     async def _send(
         self, response: web.StreamResponse, piece: Piece | None, request: web.Request
     ) -> None:
-        stopping = request.app[STOPPING]
+        stopping, pace = request.app[STOPPING], pace_of(request)
         ahead: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(self._ahead)
         reading = asyncio.create_task(self._read_into(ahead))
         try:
             while piece is not None:
-                await self._write(response, piece, request)
+                sent_bytes = await self._write(response, piece, request)
+                await paced(request, pace, sent_bytes)
                 if piece.checkpoint is not None and (self._is_full or stopping.is_set()):
                     return
                 found = await ahead.get()
@@ -226,9 +228,7 @@ class Sender:
             return False  # Without a row read, the answer would not advance its reader.
         return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
 
-    async def _write(
-        self, response: web.StreamResponse, piece: Piece, request: web.Request
-    ) -> None:
+    async def _write(self, response: web.StreamResponse, piece: Piece, request: web.Request) -> int:
         parts = [part for part in (piece.frames, piece.checkpoint_frame) if len(part)]
         rendered = [self._format.render(part) for part in parts]
         size = sum(len(part) for part in rendered)
@@ -244,6 +244,7 @@ class Sender:
         self._database.bytes_served += size
         self._database.rows_served += piece.rows
         self._read_rows += piece.rows
+        return size
 
     async def _fail(self, response: web.StreamResponse, error: DatabusError) -> None:
         await response.write(self._format.render(error_frame(error, self._stream.position)))

@@ -18,7 +18,7 @@ from databus.common.access.grants import EndpointAction, Grant
 from databus.common.errors import Unauthenticated
 
 if TYPE_CHECKING:
-    from databus.common.access_config import AuthConfig, GrantConfig
+    from databus.common.access_config import AuthConfig, GrantConfig, PrincipalConfig
 
 TOKEN_PREFIX = "databus_"
 """Scanners for secrets in repositories recognise a token by it."""
@@ -54,6 +54,7 @@ class Principal:
     grants: tuple[Grant, ...] = field(repr=False)
     max_streams: int = 0
     max_requests_per_s: float = 0.0
+    max_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +129,9 @@ class Authority:
     def __init__(self, config: AuthConfig) -> None:
         self._oidc = config.oidc
         self._tokens = [
-            (
-                value,
-                Principal(one.name, _grants(one.grants), one.max_streams, one.max_requests_per_s),
-            )
-            for one in config.tokens
-            for value in one.hashes
+            (value, _principal(one.name, [one])) for one in config.tokens for value in one.hashes
         ]
-        self._subjects = [
-            (
-                one.subject,
-                Principal(one.name, _grants(one.grants), one.max_streams, one.max_requests_per_s),
-            )
-            for one in config.certificates
-        ]
+        self._subjects = [(one.subject, _principal(one.name, [one])) for one in config.certificates]
 
     def find(self, shown: Presented) -> Principal | None:
         """The principal with these credentials."""
@@ -159,18 +149,10 @@ class Authority:
         return None
 
     def _with_roles(self, identity: ProviderIdentity) -> Principal | None:
-        """A caller has the grants of all its roles, and the widest of their limits."""
         if self._oidc is None or self._oidc.issuer != identity.issuer:
             return None
         roles = [role for role in self._oidc.roles if role.name in identity.roles]
-        if not roles:
-            return None
-        return Principal(
-            identity.subject,
-            tuple(grant for role in roles for grant in _grants(role.grants)),
-            int(_widest([role.max_streams for role in roles])),
-            _widest([role.max_requests_per_s for role in roles]),
-        )
+        return _principal(identity.subject, roles) if roles else None
 
     def require(self, shown: Presented) -> Principal:
         """The principal with these credentials.
@@ -190,6 +172,17 @@ class Authority:
         if shown.subject:
             raise Unauthenticated(f"no principal has the certificate's subject {shown.subject!r}")
         raise Unauthenticated("the request has no token, and its connection no certificate")
+
+
+def _principal(name: str, parts: Sequence[PrincipalConfig]) -> Principal:
+    """A caller has the grants of all its roles, and the widest of their limits."""
+    return Principal(
+        name,
+        tuple(grant for one in parts for grant in _grants(one.grants)),
+        int(_widest([one.max_streams for one in parts])),
+        _widest([one.max_requests_per_s for one in parts]),
+        int(_widest([one.max_bytes_per_s for one in parts])),
+    )
 
 
 def _widest(limits: Sequence[float]) -> float:

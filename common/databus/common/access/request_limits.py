@@ -1,6 +1,6 @@
-"""Limits of each principal: open streams, and requests a second.
+"""Limits of each principal: open streams, requests a second, and bytes a second.
 
-A worker counts its own requests, as it does connections.
+A worker counts its own requests and answers, as it does connections.
 """
 
 from __future__ import annotations
@@ -19,11 +19,37 @@ STREAM_RETRY_S = 1.0
 
 @dataclass(slots=True)
 class _Usage:
-    """``credit`` requests may be made now; it grows with time, to one second's worth."""
+    """``credit`` requests may be made now; it grows with time, to one second's worth.
+
+    ``paid_until_s`` is the time at which what was sent is within the limit of bytes.
+    """
 
     credit: float
     at_s: float
     streams: int = 0
+    paid_until_s: float = 0.0
+
+
+class BytePace:
+    """The bytes that the answers of one principal have together.
+
+    Invariants:
+        I1. If each answer pauses as it is told to, in no time of T seconds more is sent than
+            (T + 1) * ``max_bytes_per_s`` and one part of each answer.
+
+    Owner: one event loop.
+    """
+
+    def __init__(self, usage: _Usage, per_s: int, clock_s: Callable[[], float]) -> None:
+        self._usage = usage
+        self._per_s = per_s
+        self._clock_s = clock_s
+
+    def pause_s(self, sent_bytes: int) -> float:
+        """For how long to send nothing after a part of so many bytes."""
+        now_s, usage = self._clock_s(), self._usage
+        usage.paid_until_s = max(now_s, usage.paid_until_s) + sent_bytes / self._per_s
+        return max(0.0, usage.paid_until_s - now_s - 1.0)
 
 
 class RequestLimits:
@@ -50,7 +76,7 @@ class RequestLimits:
             return
         now_s = self._clock_s()
         most = max(1.0, principal.max_requests_per_s)
-        usage = self._usages.setdefault(principal.name, _Usage(most, now_s))
+        usage = self._usage_of(principal)
         if principal.max_requests_per_s:
             self._take(principal, usage, most, now_s)
         if not is_stream:
@@ -67,6 +93,18 @@ class RequestLimits:
             yield
         finally:
             usage.streams -= 1
+
+    def pace_of(self, principal: Principal) -> BytePace | None:
+        """The pace of its answers; None without a limit."""
+        per_s = principal.max_bytes_per_s
+        return BytePace(self._usage_of(principal), per_s, self._clock_s) if per_s else None
+
+    def _usage_of(self, principal: Principal) -> _Usage:
+        usage = self._usages.get(principal.name)
+        if usage is None:
+            usage = _Usage(max(1.0, principal.max_requests_per_s), self._clock_s())
+            self._usages[principal.name] = usage
+        return usage
 
     def _take(self, principal: Principal, usage: _Usage, most: float, now_s: float) -> None:
         per_s = principal.max_requests_per_s

@@ -25,9 +25,9 @@ from databus.common.access.credentials import Credentials
 from databus.common.access.grants import EVERYTHING, Access, Scope, access_of
 from databus.common.access.identity_keys import IdentityKeys
 from databus.common.access.identity_tokens import is_identity_token
-from databus.common.access.request_limits import RequestLimits
+from databus.common.access.request_limits import BytePace, RequestLimits
 from databus.common.errors import Forbidden
-from databus.common.http.http_application import body_of
+from databus.common.http.http_application import STOPPING, body_of
 from databus.common.http.openapi_document import Endpoint
 from databus.common.http.peer_answers import read_json
 from databus.common.http.peer_client import PeerClient
@@ -46,6 +46,20 @@ def granted(request: web.Request) -> Access:
     """What this request may get; everything where there is no authentication."""
     admission = request.app.get(ADMISSION)
     return EVERYTHING if admission is None else admission.access_of(request)
+
+
+def pace_of(request: web.Request) -> BytePace | None:
+    """How fast the caller of an admitted request may be sent bytes; None without a limit."""
+    admission = request.app.get(ADMISSION)
+    return None if admission is None else admission.pace_of(request)
+
+
+async def paced(request: web.Request, pace: BytePace | None, sent_bytes: int) -> None:
+    """Wait after a part of an answer while its caller is above its limit, or until we stop."""
+    pause_s = 0.0 if pace is None else pace.pause_s(sent_bytes)
+    if pause_s:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(request.app[STOPPING].wait(), pause_s)
 
 
 class _Admitted(NamedTuple):
@@ -92,6 +106,11 @@ class Admission:
     def access_of(self, request: web.Request) -> Access:
         """What an admitted request may get."""
         return self._open[id(request)].access
+
+    def pace_of(self, request: web.Request) -> BytePace | None:
+        """See the function of this name."""
+        principal = self._open[id(request)].principal
+        return None if principal is None else self._limits.pace_of(principal)
 
     @contextlib.asynccontextmanager
     async def admitted(self, request: web.Request, endpoint: Endpoint) -> AsyncIterator[None]:

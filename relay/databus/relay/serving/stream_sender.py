@@ -13,6 +13,7 @@ from functools import partial
 
 from aiohttp import web
 
+from databus.common.access.request_limits import BytePace
 from databus.common.checkpoint import ORIGIN, SEQ_END, After, AtTime, Oldest, Position
 from databus.common.config import RelayConfig
 from databus.common.errors import (
@@ -23,6 +24,7 @@ from databus.common.errors import (
     SourceUnavailable,
 )
 from databus.common.frame.frame_format import Buffer, Op, read_frame
+from databus.common.http.admission import pace_of, paced
 from databus.common.http.http_application import STOPPING
 from databus.common.http.json_rendering import Renderer
 from databus.common.http.stream_formats import Format, error_frame, make_format
@@ -307,12 +309,16 @@ class _Output:
     answer: StreamAnswer
     counters: WorkerCounters
     client: ClientCounter
+    _pace: BytePace | None = field(init=False)
     _held: list[Buffer] = field(default_factory=list, init=False)
     _held_bytes: int = field(default=0, init=False)
     _response: web.StreamResponse | None = field(default=None, init=False)
     _direct: SocketWriter | None = field(default=None, init=False)
     _is_corked: bool = field(default=False, init=False)
     _is_last: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._pace = pace_of(self.request)
 
     async def write(self, part: Buffer | Extent) -> None:
         """Send or hold some of the body; returns when there is room for more."""
@@ -333,6 +339,8 @@ class _Output:
         self.counters.add(name, "bytes", size)
         self.counters.add(name, "events", events)
         self.client.sent(size, events, answer.cursor.position.scn, answer.cursor.commit_us)
+        if self._pace is not None:
+            await paced(self.request, self._pace, size)
 
     def _directly(self) -> SocketWriter:
         if self._direct is None:
