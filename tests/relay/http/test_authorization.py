@@ -307,7 +307,9 @@ async def test_a_server_that_stops_ends_the_pause_of_an_answer(
     live.append(window(1, [(Op.INSERT, ORDERS, 1)], text="x" * 200_000))
     counted = record_pauses(monkeypatch, 3600.0)
     async with live.served():
-        reading = asyncio.create_task(get_body(http, f"{live.url}/v1/shop/stream", limited))
+        reading = asyncio.create_task(
+            get_body(http, f"{live.url}/v1/shop/stream", FRAMES | limited)
+        )
         await eventually(lambda: bool(counted), 20)
         assert not reading.done()
     async with within(20):
