@@ -104,11 +104,40 @@ def test_the_help_lists_every_command(databus: Any) -> None:
         assert f" {command} " in done.out
 
 
-def test_the_command_line_is_there_before_anything_heavy_is_loaded() -> None:
-    heavy = ("numpy", "numba", "pydantic", "aiohttp", "pyarrow", "pyspark", "lmdb", "asyncio")
-    code = f"import sys, databus.cli.main; print([m for m in {heavy} if m in sys.modules])"
+HEAVY = ("numba", "pydantic", "aiohttp", "pyarrow", "pyspark", "lmdb", "uvloop", "rich")
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        (
+            "from databus.cli.main import app\ntry: app()\nexcept SystemExit: pass",
+            (*HEAVY, "numpy", "asyncio", "ssl", "http.client", "importlib.metadata"),
+        ),
+        ("from databus.client import Consumer, DatabusClient, FileCheckpoints", HEAVY),
+    ],
+)
+def test_the_help_and_the_client_load_nothing_heavy(statement: str, heavy: tuple[str, ...]) -> None:
+    code = (
+        f"import sys; sys.argv = ['databus', '--help']\n{statement}\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_help_of_a_command_shows_each_example_on_a_line_of_its_own(databus: Any) -> None:
+    done = databus("dump", "--help")
+    assert done.code == 0
+    examples = [line for line in done.out.splitlines() if "databus dump http" in line]
+    assert len(examples) > 1
+    assert all(line.count("databus dump") == 1 for line in examples)
+
+
+def test_the_list_of_commands_has_their_whole_summaries(databus: Any) -> None:
+    for words in (["--help"], ["checkpoint", "--help"]):
+        _, *lines = databus(*words).out.splitlines()
+        assert [line for line in lines if line.endswith("...")] == []
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from databus.cli.commands.dump_command import dump
 from databus.cli.commands.relay_command import relay, reload
 from databus.cli.commands.sink_command import sink
 from databus.cli.commands.tail_command import tail
+from databus.cli.console.command_group import CommandGroup
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -46,7 +47,8 @@ cli = typer.Typer(
     help="Change data capture: relay, bootstrap server, and the commands that operate them.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    cls=CommandGroup,
+    rich_markup_mode=None,  # Rich and what it imports take longer than all the rest of a start.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

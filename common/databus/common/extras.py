@@ -2,6 +2,8 @@
 
 What belongs here: the check, and the error that names the extra.  What does not: which module
 needs which package; pyproject.toml lists the packages of each extra.
+
+``importlib.metadata`` takes as long to import as this package's command line: functions import it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
-from importlib import metadata
 
 from databus.common.errors import MissingDependency
 
@@ -21,6 +22,8 @@ _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 def version() -> str:
     """The version of the installed distribution; "unknown" in a tree that is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -85,6 +88,8 @@ def _requirements() -> Iterator[tuple[str, str | None]]:
 
     In a wheel's metadata, the packages of included extras replace their names.
     """
+    from importlib import metadata
+
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:  # A tree that is not installed has no metadata.
@@ -100,6 +105,8 @@ def _canonical(name: str) -> str:
 
 
 def _is_installed(package: str) -> bool:
+    from importlib import metadata
+
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from databus.cli.console.command_group import CommandGroup
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, Position, decode, encode
 from databus.common.errors import BadRequest, ClockMismatch
 from databus.common.extras import require_extra
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _SILENCE_S = 30.0
 
 cli = typer.Typer(
+    cls=CommandGroup,
     help="""Show and change the checkpoints of consumers.
 
     STORE is the file of `FileCheckpoints`, the folder of `LmdbCheckpoints`, or the URL of the

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from databus.cli.console.command_group import CommandGroup
 from databus.common.errors import BadRequest, StoreError
 from databus.common.extras import require_extra
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from databus.client.delivery.dead_letter_replay import Replayed
 
 cli = typer.Typer(
+    cls=CommandGroup,
     help="""Show the dead letters of a consumer, and deliver them again.
 
     Example:

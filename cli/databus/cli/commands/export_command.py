@@ -22,7 +22,6 @@ from databus.common.errors import (
     UnknownSource,
 )
 from databus.common.extras import require_extra
-from databus.common.http.peer_calls import peer_call
 
 if TYPE_CHECKING:
     from databus.client.exports.lake_files import Layout
@@ -263,6 +262,8 @@ def _address(path: Path, config: Config) -> str:
 
 def _json(url: str, path: str) -> Any:
     """A JSON document of a bootstrap server."""
+    from databus.common.http.peer_calls import peer_call
+
     try:
         with peer_call("GET", url.rstrip("/"), path, silence_s=20) as answer:
             return answer.json_object()

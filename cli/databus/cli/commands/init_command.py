@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
+from databus.cli.console.command_group import CommandGroup
 from databus.common.errors import ConfigError, StoreError
 from databus.common.extras import require_extra
 from databus.common.private import private_opener
@@ -126,7 +127,9 @@ def _write(path: Path, text: str) -> None:
 
 
 token = typer.Typer(
-    help="Make tokens for the callers of relays and bootstrap servers.", no_args_is_help=True
+    cls=CommandGroup,
+    help="Make tokens for the callers of relays and bootstrap servers.",
+    no_args_is_help=True,
 )
 
 

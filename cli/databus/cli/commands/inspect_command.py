@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from databus.cli.console.command_group import CommandGroup
 from databus.cli.console.command_options import ConfigPath, load_config
 from databus.common.errors import BadRequest, ConfigError, FormatError, StoreError
 from databus.common.extras import require_extra
 
 cli = typer.Typer(
+    cls=CommandGroup,
     help="""Show rings, logs, runs and checkpoints; `--check` verifies every byte of them.
 
     Example:

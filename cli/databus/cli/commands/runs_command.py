@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from databus.common.errors import ConfigError, StoreError
 from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from databus.bootstrap.runs.manifest import Manifest
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -43,6 +43,8 @@ def runs(
         databus runs -c databus.toml --check
     """
     require_extra("bootstrap")
+    from rich.console import Console
+
     from databus.bootstrap.log import log_handover
     from databus.bootstrap.log.configured_stores import Stores
     from databus.bootstrap.log.hot_log import FOLDER
@@ -93,6 +95,8 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 
 def _runs_table(name: str, manifest: Manifest) -> Table:
+    from rich.table import Table
+
     retired = f", {len(manifest.retired)} more retired" if manifest.retired else ""
     table = Table(title=f"{name}: {len(manifest.runs)} runs{retired}", title_justify="left")
     for column in ("kind", "from", "to", "rows", "files", "size", "created"):
@@ -111,6 +115,8 @@ def _runs_table(name: str, manifest: Manifest) -> Table:
 
 
 def _applies_table(name: str, manifest: Manifest) -> Table:
+    from rich.table import Table
+
     title = f"{name}: the last {len(manifest.applies)} applies"
     table = Table(title=title, title_justify="left")
     for column in ("finished", "kind", "from", "to", "tier", "rows", "size", "seconds"):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from typer.core import TyperGroup
 
+from databus.cli.console.command_group import CommandGroup
 from databus.cli.console.command_options import load_config
 from databus.cli.console.http_client import call
 from databus.common.errors import BadRequest, ConfigError, UnknownSource
@@ -24,7 +24,7 @@ EXIT_BREAKS = 5
 _RELAY = "http://127.0.0.1:8700"
 
 
-class ShownByDefault(TyperGroup):
+class ShownByDefault(CommandGroup):
     """``databus schema SOURCE`` is ``databus schema show SOURCE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.status import Status
-from rich.table import Table
 
 from databus.common.errors import ConfigError, UnknownSource
 from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+    from rich.table import Table
+
     from databus.bootstrap.verify.table_copy import ServedCopy
     from databus.bootstrap.verify.table_verifier import Report
     from databus.common.config import Config
@@ -130,6 +131,8 @@ async def _tables(copy: ServedCopy, database: str, pattern: str) -> list[str]:
 
 
 def _table(name: str, reports: list[Report]) -> Table:
+    from rich.table import Table
+
     table = Table(title=f"{name}: the copy against the source", title_justify="left")
     for column in ("source", "rows", "at", "differ", "in flux", "result", "seconds"):
         table.add_column(column, no_wrap=True)

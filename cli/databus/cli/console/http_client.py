@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from databus.common.errors import BadRequest
-from databus.common.http.peer_calls import peer_call
 
 _SILENCE_S = 10.0
 
@@ -17,6 +16,8 @@ def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -
         ServerUnavailable: the server does not answer.
         DatabusError: the problem that the server answered.
     """
+    from databus.common.http.peer_calls import peer_call
+
     with peer_call(method, url, json_body=body, silence_s=_SILENCE_S) as answer:
         return answer.json_object()
 

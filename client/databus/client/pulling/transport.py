@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from databus.common.access.credentials import Credentials
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
-from databus.common.http.peer_client import PeerAnswer, PeerClient
 from databus.common.http.request_parameters import CLIENT_HEADER
 from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import TableState, table_state_of
+
+if TYPE_CHECKING:
+    from databus.common.http.peer_client import PeerAnswer
 
 FRAMES_TYPE = "application/vnd.databus.frames;spans=1"
 _BULK_BYTES = 1 << 16
@@ -97,6 +99,9 @@ class Transport:
         client_name: str = "",
         credentials: Credentials | None = None,
     ) -> None:
+        # With aiohttp: a program that connects to no server needs neither.
+        from databus.common.http.peer_client import PeerClient
+
         self._silence_timeout_s = silence_timeout_s
         self._read_bytes = read_bytes
         self._http = PeerClient(

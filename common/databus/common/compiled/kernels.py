@@ -10,10 +10,14 @@ client installs without numba and tests can compare the two.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import logging
 import os
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import google_crc32c
@@ -26,10 +30,9 @@ _T = TypeVar("_T", bound=tuple[int, ...])
 U8Array = npt.NDArray[np.uint8]
 I64Array = npt.NDArray[np.int64]
 
-if TYPE_CHECKING:
-    from databus.common.compiled import intrinsics
+COMPILED = not os.environ.get("DATABUS_NO_NUMBA") and importlib.util.find_spec("numba") is not None
 
-    COMPILED: bool
+if TYPE_CHECKING:
 
     def jit(function: _F) -> _F: ...
 
@@ -43,40 +46,10 @@ if TYPE_CHECKING:
 
 else:
     i64 = np.int64
-    COMPILED = False
-    if not os.environ.get("DATABUS_NO_NUMBA"):
-        try:
-            import numba
-            from numba.core import event
-
-            from databus.common.compiled import intrinsics
-
-            COMPILED = True
-        except ImportError:
-            pass
-        else:
-
-            class _CompileNotice(event.Listener):
-                """Logs once why a first start takes so long."""
-
-                is_logged = False
-
-                def on_start(self, _):
-                    if not self.is_logged:
-                        self.is_logged = True
-                        logging.getLogger("databus").warning(
-                            "compiling loops for this processor: once after an installation, "
-                            "up to a minute"
-                        )
-
-                def on_end(self, _):
-                    pass
-
-            event.register("numba:compile", _CompileNotice())
 
     def jit(function):
         """Compile ``function`` (nopython, no GIL, cached on disk) if numba is there."""
-        return numba.njit(cache=True, nogil=True, _nrt=True)(function) if COMPILED else function
+        return _Kernel(lambda: _njit(function, counted=True)) if COMPILED else function
 
     def whole(numbers):
         return numbers if COMPILED else tuple(map(int, numbers))
@@ -87,8 +60,82 @@ else:
         Otherwise numba counts the references to its arguments, atomically and at every call,
         which took half of the time of a walk over a stream.
         """
-        # The counting runtime has no public switch.
-        return numba.njit(cache=True, nogil=True, _nrt=False)(function) if COMPILED else function
+        return _Kernel(lambda: _njit(function, counted=False)) if COMPILED else function
+
+
+class _Kernel:
+    """What numba makes of a function, made when the function is first called.
+
+    So a program that imports a kernel loads numba only if it calls one (a fifth of a second).
+
+    Owner: any thread; two that make it at once make the same.
+    Raises: ImportError, at the first call, if numba is installed but cannot be imported.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._made(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a kernel has no {name}")
+        return getattr(self._made, name)
+
+    @functools.cached_property
+    def _made(self) -> Any:
+        return self._make()
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Numba looks here for the type of a global that a kernel calls."""
+        from numba.core.registry import cpu_target
+
+        return cpu_target.typing_context.resolve_value_type(self._made)
+
+
+def _njit(function: Callable[..., Any], *, counted: bool) -> Any:
+    # The counting runtime has no public switch.
+    return _numba().njit(cache=True, nogil=True, _nrt=counted)(function)
+
+
+@functools.cache
+def _numba() -> Any:
+    import numba
+    from numba.core import event
+
+    class CompileNotice(event.Listener):
+        """Logs once why a first start takes so long."""
+
+        is_logged = False
+
+        def on_start(self, _: Any) -> None:
+            if not self.is_logged:
+                self.is_logged = True
+                logging.getLogger("databus").warning(
+                    "compiling loops for this processor: once after an installation, up to a minute"
+                )
+
+        def on_end(self, _: Any) -> None:
+            pass
+
+    event.register("numba:compile", CompileNotice())
+    return numba
+
+
+def _intrinsic(name: str, *arguments: Any) -> Any:
+    """An operation of ``intrinsics``, made with the arguments if there are any."""
+
+    def make() -> Any:
+        from numba.core.registry import cpu_target
+
+        found = getattr(importlib.import_module("databus.common.compiled.intrinsics"), name)
+        made = found(*arguments) if arguments else found
+        cpu_target.typing_context.refresh()  # It is made while numba compiles what calls it.
+        return made
+
+    return _Kernel(make)
 
 
 def crc_tables(polynomial: int) -> I64Array:
@@ -167,13 +214,21 @@ def crc32c_by_tables(buf: U8Array, start: int, stop: int) -> int:
     return crc_by_tables(CRC32C_TABLES, buf, start, stop, i64(0xFFFFFFFF)) ^ 0xFFFFFFFF
 
 
-if COMPILED and intrinsics.HAS_CRC:
+def _has_sse42() -> bool:
+    try:
+        return " sse4_2 " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+if COMPILED and _has_sse42():
+    _crc_words = _intrinsic("crc_words")
 
     @jit_uncounted
     def crc32c(buf: U8Array, start: int, stop: int) -> int:
         """CRC-32C of ``buf[start:stop]`` by the processor's instruction, 6 GB/s."""
         words = (stop - start) >> 3
-        crc = intrinsics.crc_words(buf, start, words, i64(0xFFFFFFFF))
+        crc = _crc_words(buf, start, words, i64(0xFFFFFFFF))
         return crc_by_tables(CRC32C_TABLES, buf, start + 8 * words, stop, crc) ^ 0xFFFFFFFF
 
 elif COMPILED:
@@ -187,11 +242,12 @@ else:
 
 
 if COMPILED:
+    _move = _intrinsic("move")
 
     @jit_uncounted
     def copy(to: U8Array, at: int, source: U8Array, start: int, count: int) -> None:
         """memcpy of ``source[start : start + count]`` to ``to[at:]``; nothing is checked."""
-        intrinsics.move(to, at, source, start, count)
+        _move(to, at, source, start, count)
 
 else:
 
@@ -207,7 +263,8 @@ def record_writer(bits: tuple[int, ...]) -> Callable[[U8Array, int, tuple[int, .
     of a value are ignored, so that negative numbers are two's complement.
     """
     if COMPILED:
-        return intrinsics.record_writer(bits)
+        written: Callable[[U8Array, int, tuple[int, ...]], None] = _intrinsic("record_writer", bits)
+        return written
     layout = struct.Struct("<" + "".join({8: "B", 16: "H", 32: "I", 64: "Q"}[n] for n in bits))
     masks = [(1 << n) - 1 for n in bits]
 
