@@ -23,20 +23,35 @@ START_S = 120
 class RelayProcess:
     """A relay with one database, ``gen``; entered, it has served windows up to ``until_scn``.
 
+    Its data lie in ``folder`` and remain there, so that it can be entered again; without one they
+    are temporary.
+
     Owner: the benchmark, as a context manager.
     """
 
-    def __init__(self, source: str, ring_bytes: int, *, until_scn: int, workers: int = 1) -> None:
+    def __init__(
+        self,
+        source: str,
+        ring_bytes: int,
+        *,
+        until_scn: int,
+        workers: int = 1,
+        folder: Path | None = None,
+        start_s: float = START_S,
+    ) -> None:
         self.workers = workers
         self._source = source
         self._ring_bytes = ring_bytes
         self._until_scn = until_scn
-        self._folder = tempfile.TemporaryDirectory(prefix="databus-bench-")
+        self._start_s = start_s
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="databus-bench-")
+        self._folder = folder or Path(self._temporary.name if self._temporary else "")
 
     def __enter__(self) -> RelayProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        folder = Path(self._folder.name)
+        folder = self._folder
+        folder.mkdir(exist_ok=True)
         config = folder / "databus.toml"
         config.write_text(
             f'[relay]\nlisten = "127.0.0.1:{self.port}"\ndata_dir = "{folder}/relay"\n'
@@ -60,7 +75,8 @@ class RelayProcess:
         self._process.terminate()
         self._process.wait(20)
         self._guardian.release()
-        self._folder.cleanup()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def range(self) -> dict[str, Any]:
         """The range of SCNs that it serves now."""
@@ -82,7 +98,7 @@ class RelayProcess:
         return found
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
             try:
                 if self.range()["max"]["scn"] >= self._until_scn:
@@ -90,7 +106,9 @@ class RelayProcess:
             except OSError:
                 pass
             time.sleep(0.1)
-        raise TimeoutError(f"the relay has not reached scn {self._until_scn} within {START_S} s")
+        raise TimeoutError(
+            f"the relay has not reached scn {self._until_scn} within {self._start_s} s"
+        )
 
 
 def anonymous_bytes(process: psutil.Process) -> int:

@@ -400,6 +400,21 @@ def test_a_manifest_with_an_unfinished_merge_is_read_as_it_was_written() -> None
     assert manifest.without((delta,), 1).unfinished is None
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_a_check_reports_damaged_files_of_an_unfinished_merge(parts: Parts, damage: str) -> None:
+    unfinished = parts.begin()
+    file = unfinished.files[0]
+    path = parts.store.runs_folder / file.folder / file.name
+    content = path.read_bytes()
+    middle = len(content) // 2
+    damaged = {"cut": content[:-9], "flipped": content[:middle] + b"\0\0" + content[middle + 2 :]}
+    path.unlink() if damage == "missing" else path.write_bytes(damaged[damage])
+    (problem,) = parts.store.check()
+    assert problem.startswith("run unfinished-base") and file.name in problem
+    path.write_bytes(content)
+    assert parts.store.check() == []
+
+
 def test_a_store_with_an_unfinished_merge_of_an_earlier_release_is_read_and_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

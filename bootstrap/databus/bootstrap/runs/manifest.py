@@ -553,7 +553,7 @@ class Store:
         return [run.id for run in forgotten]
 
     def check(self) -> list[str]:
-        """Read every frame of every run; returns the problems as messages, one a run."""
+        """Read all frames of runs and of an unfinished merge; problems as messages, one a run."""
         try:
             manifest = self.read()
         except (FormatError, StoreError) as error:
@@ -563,7 +563,8 @@ class Store:
             self._read_reaching()
         except (FormatError, StoreError) as error:
             problems.append(error.message)
-        for run in manifest.runs:
+        one = manifest.unfinished
+        for run in (*manifest.runs, *([one.as_run(manifest.unfinished_inputs)] if one else ())):
             try:
                 with contextlib.closing(self.open_run(run)) as opened:
                     opened.check()

@@ -6,11 +6,12 @@ they become a run when the last bucket is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from databus.bootstrap.runs.parquet_runs import RunFile, RunKind
+from databus.bootstrap.runs.parquet_runs import Run, RunFile, RunKind, in_order
+from databus.common.checkpoint import ORIGIN
 from databus.common.errors import FormatError
 
 
@@ -29,6 +30,19 @@ class UnfinishedMerge:
     tasks_done: int
     tasks: int
     files: tuple[RunFile, ...]
+
+    def as_run(self, inputs: Sequence[Run]) -> Run:
+        """The files as a run over the range of ``inputs``, to be checked: most of its rows may be
+        missing."""
+        is_base = self.kind is RunKind.BASE
+        return Run(
+            id=f"unfinished-{self.kind.value}",
+            kind=self.kind,
+            start=ORIGIN if is_base else inputs[0].start,
+            stop=inputs[-1].stop,
+            files=in_order(list(self.files)),
+            created_us=0,
+        )
 
     def summary(self) -> dict[str, Any]:
         """What a status shows of it."""

@@ -3,7 +3,8 @@
 ``contract`` defines a source; read it first.  Each source has a folder: ``mysql`` (MariaDB
 and MySQL), ``postgres``, ``sqlite``, ``chained`` (another relay) and ``generator`` (no database).
 They share: ``source_options`` (what ``options`` may hold), ``server_hosts`` (the servers that
-a URL names), ``row_buffers`` (a chunk's rows as buffers), ``avro_kernels`` (writes Avro),
+a URL names), ``row_buffers`` (a chunk's rows as buffers), ``kernel_rows`` (arrays
+of tables for a kernel), ``avro_kernels`` (writes Avro),
 ``configured_keys`` (keys for tables that have none), ``suspended_tables`` (tables that the stream
 leaves out, with the reason), ``announced_schemas`` (the schemas that consumers have) and
 ``tls_contexts`` (TLS of connections to databases).

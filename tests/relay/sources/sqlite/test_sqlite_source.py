@@ -9,6 +9,7 @@ import re
 import sqlite3
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -375,6 +376,26 @@ async def test_a_virtual_table_is_named_and_its_shadow_tables_have_no_triggers(
     ][::-1]
     assert status["stopped_tables"] == {}
     await source.close()
+
+
+async def test_a_status_examines_the_tables_only_after_a_change_of_a_definition(
+    source: SqliteSource, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined: list[str] = []
+
+    def counted(connection: sqlite3.Connection, table: str, *keys: Any) -> Any:
+        examined.append(table)
+        return table_schema(connection, table, *keys)
+
+    table_schema = sqlite_log.table_schema
+    await source.status()
+    monkeypatch.setattr(sqlite_log, "table_schema", counted)
+    writer.execute("INSERT INTO item (id) VALUES (1)")
+    status = await source.status()
+    assert (status["tables"], status["log_rows"], examined) == (["item", "line"], 1, [])
+    writer.execute("CREATE TABLE plain (a INT)")
+    assert "main.plain" in str((await source.status())["warnings"])
+    assert "plain" in examined
 
 
 @pytest.mark.parametrize("use_kernel", [True, False])

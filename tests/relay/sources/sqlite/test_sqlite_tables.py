@@ -27,7 +27,7 @@ def test_rows_that_went_with_a_table_are_not_forgotten_for_a_doubt_about_its_val
     db = log.connect(str(tmp_path / "shop.db"))
     log.install(db)
     db.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)")
-    tables = CapturedTables(str(tmp_path / "shop.db"), lambda _: True, NO_KEYS)
+    tables = CapturedTables(lambda _: True, NO_KEYS)
     tables.resumes = True
     while not tables.refresh(db, 0):
         pass
@@ -63,11 +63,11 @@ def test_what_is_defined_while_no_relay_runs_puts_other_tables_in_no_doubt(
     log.install(db)
     db.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)")
     db.executescript("INSERT INTO t VALUES (1, NULL)")
-    before = CapturedTables(str(path), lambda _: True, NO_KEYS)
+    before = CapturedTables(lambda _: True, NO_KEYS)
     while not before.refresh(db, 0):
         pass
     db.executescript(meanwhile)
-    after = CapturedTables(str(path), lambda _: True, NO_KEYS)
+    after = CapturedTables(lambda _: True, NO_KEYS)
     after.resumes = True
     while not after.refresh(db, log.last_id(db)):
         pass

@@ -56,7 +56,7 @@ def path_of(db: sqlite3.Connection) -> str:
 
 
 def bring_in_step(db: sqlite3.Connection, *, position: int = 0) -> CapturedTables:
-    tables = CapturedTables(path_of(db), lambda _: True, NO_KEYS)
+    tables = CapturedTables(lambda _: True, NO_KEYS)
     tables.resumes = True
     while not tables.refresh(db, position):
         pass
@@ -262,3 +262,28 @@ def test_a_table_that_was_rebuilt_with_its_older_triggers_is_suspended(database:
         db.execute(statement)
     tables = bring_in_step(db, position=last)
     assert tables.unseen(db)["main.t"].why == REBUILT
+
+
+@pytest.mark.parametrize("size", [110, 330])
+def test_many_tables_take_as_many_transactions_as_few_however_slow_the_machine_is(
+    database: Database, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    definitions = [f"CREATE TABLE t{at} (id INTEGER PRIMARY KEY, c TEXT)" for at in range(size)]
+    db = database("shop.db", *definitions)
+    # Each look at the clock finds that the time is over.
+    monkeypatch.setattr(sqlite_tables, "_HOLD_S", 0.0)
+    monkeypatch.setattr(sqlite_tables, "_PAUSE_S", 0.0)
+    before = log.schema_version(db)
+    made: list[int] = []
+
+    def counted(*arguments: Any) -> dict[str, str]:
+        made.append(db.in_transaction)
+        return wanted(*arguments)
+
+    wanted = triggers.wanted
+    monkeypatch.setattr(triggers, "wanted", counted)
+    bring_in_step(db)
+    assert log.schema_version(db) - before == 10
+    assert len(created(db)) == 3 * size
+    assert not any(made), "texts are made before a transaction"
+    assert len(made) == 2 * size

@@ -299,6 +299,11 @@ def latest_versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]
     return {source: (version, document) for source, version, document in rows}
 
 
+def last_version(connection: sqlite3.Connection) -> int:
+    """The number of the version that was recorded last, 0 without any."""
+    return int(connection.execute("SELECT max(version) FROM databus_schema").fetchone()[0] or 0)
+
+
 def put_version(
     connection: sqlite3.Connection, schema: SourceSchema, changed_after: int | None
 ) -> int:

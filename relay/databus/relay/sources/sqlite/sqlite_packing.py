@@ -14,6 +14,7 @@ from databus.common.compiled.kernels import I64Array, U8Array
 from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Kind, SourceSchema
+from databus.relay.sources.kernel_rows import KernelRows
 from databus.relay.sources.sqlite import sqlite_kernels as k
 from databus.relay.sources.sqlite.sqlite_log import key_of, texts_as_bytes
 
@@ -112,10 +113,9 @@ class LogPacker:
 
     def forget(self) -> None:
         """Remove all versions."""
-        self._lines: list[list[int]] = []
-        self._columns: list[tuple[int, int]] = []
-        self._keys: list[int] = []
-        self._freeze(1)
+        self._tables = KernelRows(k.T_FIELDS)
+        self._kinds, self._places = KernelRows(2), KernelRows(1)
+        self._spans: I64Array = np.zeros((2, 2), dtype=np.int64)
 
     def learn(self, version: int, schema: SourceSchema) -> None:
         """Let the kernel pack rows of this version."""
@@ -123,26 +123,21 @@ class LogPacker:
         line = [0] * k.T_FIELDS
         line[k.T_VERSION], line[k.T_SOURCE] = version, schema.source_id
         line[k.T_SCHEMA] = schema.signed_fingerprint
-        line[k.T_COLUMN], line[k.T_COLUMNS] = len(self._columns), len(names)
-        line[k.T_KEY], line[k.T_KEYS] = len(self._keys), len(schema.key)
+        line[k.T_COLUMN] = self._kinds.add(
+            [(_KINDS.get(column.kind, k.OTHER), int(column.nullable)) for column in schema.columns]
+        )
+        line[k.T_KEY] = self._places.add([[names.index(name)] for name in schema.key])
+        line[k.T_COLUMNS], line[k.T_KEYS] = len(names), len(schema.key)
         line[k.T_NULLABLE_KEY] = int(schema.nullable_key)
-        self._lines.append(line)
-        self._columns += [
-            (_KINDS.get(column.kind, k.OTHER), int(column.nullable)) for column in schema.columns
-        ]
-        self._keys += [names.index(name) for name in schema.key]
-        self._freeze(max(line[k.T_COLUMNS] for line in self._lines))
+        self._tables.add([line])
+        if 2 * len(names) > len(self._spans):
+            self._spans = np.zeros((2 * len(names), 2), dtype=np.int64)
 
     def unlearn(self, versions: Container[int]) -> None:
         """Leave rows of these versions to Python again."""
-        self._lines = [line for line in self._lines if line[k.T_VERSION] not in versions]
-        self._freeze(max((line[k.T_COLUMNS] for line in self._lines), default=1))
-
-    def _freeze(self, most_columns: int) -> None:
-        self._tables: I64Array = np.array(self._lines, dtype=np.int64).reshape(-1, k.T_FIELDS)
-        self._kinds: I64Array = np.array(self._columns, dtype=np.int64).reshape(-1, 2)
-        self._places: I64Array = np.array(self._keys, dtype=np.int64)
-        self._spans: I64Array = np.zeros((2 * most_columns, 2), dtype=np.int64)
+        lines = [line for line in self._tables.rows.tolist() if line[k.T_VERSION] not in versions]
+        self._tables = KernelRows(k.T_FIELDS)
+        self._tables.add(lines)
 
     def begin(self, block: LogBlock, after: int, scn: int, commit_us: int) -> None:
         """Set the next block, of the window ``scn``; the log id before its rows is ``after``."""
@@ -166,8 +161,8 @@ class LogPacker:
         state[k.STOP_ID] = _NEVER if stop_id is None else stop_id
         while True:
             why = k.pack_log(
-                self._block, state, self._tables, self._kinds, self._places, self._images,
-                self._spans, self._out,
+                self._block, state, self._tables.rows, self._kinds.rows,
+                self._places.rows.reshape(-1), self._images, self._spans, self._out,
             )  # fmt: skip
             parts.append(self._out[: int(state[k.FILL])].tobytes())
             state[k.FILL] = 0

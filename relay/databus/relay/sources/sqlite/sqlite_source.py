@@ -39,16 +39,15 @@ from databus.relay.sources.contract import (
     Finding,
     TableSize,
     Transaction,
-    left_out,
     raise_findings,
 )
 from databus.relay.sources.source_options import SourceOptions, read_options
 from databus.relay.sources.sqlite import sqlite_kernels
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite import sqlite_replacements as replacements
-from databus.relay.sources.sqlite import sqlite_triggers as triggers
 from databus.relay.sources.sqlite.sqlite_chunks import SqliteChunkReader
 from databus.relay.sources.sqlite.sqlite_claim import claim
+from databus.relay.sources.sqlite.sqlite_definitions import ShownDefinitions
 from databus.relay.sources.sqlite.sqlite_packing import (
     LogBlock,
     LogPacker,
@@ -135,7 +134,7 @@ class SqliteSource:
         self._connection: sqlite3.Connection | None = None
         self._claim: socket.socket | None = None
         self._tables = CapturedTables(
-            self._path, self._captures, self._keys, recursive_triggers=options.recursive_triggers
+            self._captures, self._keys, recursive_triggers=options.recursive_triggers
         )
         self._chunks = SqliteChunkReader(self._path, self._keys, self._tables.search)
         self._clock = ""
@@ -152,6 +151,7 @@ class SqliteSource:
         self._left_out: dict[str, str] = {}
         self._resumed_from: set[str] = set()
         self._suspend_next: dict[str, str] = {}
+        self._definitions = ShownDefinitions(self._findings)
 
     @property
     def clock(self) -> str:
@@ -327,12 +327,12 @@ class SqliteSource:
 
         def read() -> dict[str, Any]:
             count = self._db.execute("SELECT count(*) FROM databus_log").fetchone()[0]
-            without = [left_out(found) for found in self._findings(self._db) if found.table]
+            tables, without = self._definitions.read(self._db)
             return {
                 "server": f"SQLite {sqlite3.sqlite_version}",
                 "scn": log.last_id(self._db),
                 "log_rows": count,
-                "tables": sorted({trigger.table for trigger in triggers.ours(self._db)}),
+                "tables": tables,
                 "stopped_tables": suspended.document(),
                 "warnings": [*suspended.warnings(), *without],
             }

@@ -27,6 +27,9 @@ _HOLD_S = 0.02
 _PAUSE_S = 0.1
 """How long one of our transactions adds tables, and the pause before the next one: a statement that
 waits for SQLite's lock tries again after 1, 2, 5, .. and at most 100 ms."""
+_TRANSACTIONS = 10
+"""About how many transactions take in all tables, if they are many, however slow the machine is:
+after each one every connection reads all definitions again."""
 _MANY = 100
 """With more tables than this, triggers are written as rows of ``sqlite_master``: each CREATE
 TRIGGER reads all definitions there."""
@@ -117,13 +120,11 @@ class CapturedTables:
 
     def __init__(
         self,
-        path: str,
         captures: Callable[[str], bool],
         keys: ConfiguredKeys,
         *,
         recursive_triggers: bool = False,
     ) -> None:
-        self._path = path
         self.search = replacements.search(recursive_triggers=recursive_triggers)
         self._recursive_triggers = recursive_triggers
         self._captures = captures
@@ -136,6 +137,8 @@ class CapturedTables:
         self._planned_version = self._version = -1
         self._defined = _Definitions()
         self._is_direct = False
+        self._least = 1
+        self._prepared: dict[str, tuple[int, dict[str, str]]] = {}
         self.next_refresh_s = 0.0
         self.resumes = False
         """Whether consumers have earlier rows; otherwise no table is suspended."""
@@ -183,10 +186,11 @@ class CapturedTables:
             self._plan(db, since_id)
         due = [*self._changed, *self._new]
         if due:
+            self._prepare(db, due)
             count, held_s = self._step(db, due, since_id)
             self._new = self._new[max(0, count - len(self._changed)) :]
             self._changed = self._changed[count:]
-            self._pause(held_s)  # the next one, if there is more to do
+            self._pause(db, held_s)  # the next one, if there is more to do
         if not (self._changed or self._new) and log.schema_version(db) == self._planned_version:
             self._version = self._planned_version
         return self.in_step(db)
@@ -238,6 +242,7 @@ class CapturedTables:
             triggers.compile_all(wanted)
             names = [name for texts in wanted.values() for name in texts]
             self._is_direct = not triggers.has_name_of_another(db, names)
+        self._least = -(-len(self._changed + self._new) // _TRANSACTIONS)
         if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
             log.write_briefly(db, partial(self._compared, db, self._planned_version))
 
@@ -287,6 +292,17 @@ class CapturedTables:
         self._objects = self._found_objects
         log.set_meta(db, _OBJECTS, json.dumps(sorted(self._objects or ())))
 
+    def _prepare(self, db: sqlite3.Connection, due: list[str]) -> None:
+        """Make the texts of the next transaction before it holds the lock."""
+        defined, version = self._defined, log.last_version(db)
+        self._prepared = {}
+        for table in due[: self._least] if self._is_direct else ():
+            if table in defined.schemas:
+                known = defined.versions.get(join_source("main", table), (0, ""))[0]
+                version += not known
+                expected = known or version
+                self._prepared[table] = expected, defined.wanted(table, expected)
+
     def _step(self, db: sqlite3.Connection, due: list[str], since_id: int) -> tuple[int, float]:
         """Update the triggers of the first of these tables, as many as the time limit allows:
         (how many, seconds)."""
@@ -300,9 +316,9 @@ class CapturedTables:
     def _bring_in_step(
         self, db: sqlite3.Connection, due: list[str], since_id: int
     ) -> tuple[int, float]:
-        began_s, count = time.monotonic(), 0
+        began_s, count, least = time.monotonic(), 0, self._least if self._is_direct else 1
         if log.schema_version(db) == self._planned_version:  # else it is planned again
-            while count < len(due) and time.monotonic() - began_s < _HOLD_S:
+            while count < len(due) and (count < least or time.monotonic() - began_s < _HOLD_S):
                 self._watch(db, due[count], since_id)
                 count += 1
             self._planned_version = log.schema_version(db) + self._is_direct
@@ -342,7 +358,9 @@ class CapturedTables:
                 doubt = self._doubts.get(table)
                 if doubt and (not unseen or (unseen.rows_remain and not doubt.rows_remain)):
                     unseen = doubt
-        self._create(db, defined.wanted(table, version), table)
+        expected, texts = self._prepared.get(table, (0, {}))
+        wanted = texts if expected == version else defined.wanted(table, version)
+        self._create(db, wanted, table)
         log.set_meta(db, _WATCHED + table, defined.pages[table])
         if unseen is not None:
             self._suspend(db, schema.source, unseen, since_id)
@@ -382,14 +400,14 @@ class CapturedTables:
         log.set_meta(db, _SUSPENDED + source, json.dumps([unseen.why, unseen.rows_remain]))
         self.has_unseen = True
 
-    def _pause(self, held_s: float) -> None:
+    def _pause(self, db: sqlite3.Connection, held_s: float) -> None:
         """Pause for several times the duration of the application's next statement.
 
-        All its connections read all definitions again after each of our transactions.  A
+        All connections, ours too, read all definitions again after each of our transactions.  A
         statement that finds them changed fifty times in a row fails.
         """
         began_s = time.monotonic()
-        log.connect(self._path).close()
+        log.last_version(db)
         is_more = self._changed or self._new
         pause_s = max(_PAUSE_S, 2 * held_s, 2 * (time.monotonic() - began_s)) if is_more else 0.0
         self.next_refresh_s = began_s + pause_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from databus.common.compiled.kernels import I64Array, U8Array
 from databus.common.schema.source_schema import Kind
 from databus.relay.sources.mysql.kernels import kernel_cells as c
 from databus.relay.sources.mysql.protocol.binlog_events import ENUM, SET, STRING
@@ -37,9 +38,10 @@ class MySqlKernelTables:
     """Mapped tables in one array of numbers, the plan, and one of bytes, the blob.
 
     Invariants:
-        I1. ``plan`` is the head, then tables, columns, keys, lists, slots and spans; every
-            offset in it is counted from its beginning.
+        I1. ``plan`` is the head, then tables, columns, keys, lists, slots and spans, each with room
+            for more; every offset in it is counted from its beginning.
         I2. The slots find a table by its id, by linear probing; at least half are free.
+        I3. A new table costs what its columns cost, however many tables there are.
 
     Owner: the task that reads the stream.
     """
@@ -50,12 +52,15 @@ class MySqlKernelTables:
     def clear(self) -> None:
         """Remove all tables: table ids restart with each binlog file."""
         self._rows: list[list[int]] = []
+        self._ids: set[int] = set()
         self._columns: list[list[int]] = []
         self._keys: list[int] = []
         self._lists: list[int] = []
         self._blob = bytearray()
         self._texts: dict[str, int] = {}
-        self._freeze()
+        self._widest = self._blob_bytes = 0
+        self.blob: U8Array = np.zeros(1, dtype=np.uint8)
+        self._lay_out()
 
     def add(
         self, table_id: int, body: bytes, mapped: MappedTable | None, for_decoder: bool = False
@@ -71,9 +76,15 @@ class MySqlKernelTables:
             self._add_columns(row, mapped)
         if for_decoder:
             row[c.T_MODE] = c.MODE_PYTHON
-        self._rows = [old for old in self._rows if old[c.T_ID] != table_id]
+        is_new = table_id not in self._ids
+        if not is_new:
+            self._rows = [old for old in self._rows if old[c.T_ID] != table_id]
+        self._ids.add(table_id)
         self._rows.append(row)
-        self._freeze()
+        if is_new and self._has_room():
+            self._write()
+        else:
+            self._lay_out()
 
     def _add_columns(self, row: list[int], mapped: MappedTable) -> None:
         coded = [self._column(column) for column in mapped.columns]
@@ -81,41 +92,66 @@ class MySqlKernelTables:
         row[c.T_NULLABLE_KEY] = int(mapped.schema.nullable_key)
         row[c.T_COLUMN], row[c.T_COLUMNS] = len(self._columns), len(coded)
         row[c.T_KEY], row[c.T_KEYS] = len(self._keys), len(mapped.key_indices)
+        self._widest = max(self._widest, len(coded))
         row[c.T_SOURCE] = mapped.schema.source_id
         row[c.T_SCHEMA] = mapped.schema.signed_fingerprint
         row[c.T_EXTRA] = sum(code[c.C_EXTRA] for code in coded if code)
         self._columns += [code or [0] * c.COLUMN_FIELDS for code in coded]
         self._keys += mapped.key_indices
 
-    def _freeze(self) -> None:
-        at_tables = c.HEAD
-        at_columns = at_tables + c.TABLE_FIELDS * len(self._rows)
-        at_keys = at_columns + c.COLUMN_FIELDS * len(self._columns)
-        at_lists = at_keys + len(self._keys)
-        at_slots = at_lists + len(self._lists)
-        slot_count = 1 << (2 * len(self._rows) + 1).bit_length()
+    def _counts(self) -> list[int]:
+        """How many tables, columns, keys and lists there are, and the most columns of a table."""
+        rows, columns = len(self._rows), len(self._columns)
+        return [rows, columns, len(self._keys), len(self._lists), self._widest]
+
+    def _has_room(self) -> bool:
+        return all(count <= room for count, room in zip(self._counts(), self._room, strict=True))
+
+    def _lay_out(self) -> None:
+        """Make a plan with room for twice what there is."""
+        self._room = [2 * count + 16 for count in self._counts()]
+        tables, columns, keys, lists, widest = self._room
+        self._at_columns = c.HEAD + c.TABLE_FIELDS * tables
+        self._at_keys = self._at_columns + c.COLUMN_FIELDS * columns
+        self._at_lists = self._at_keys + keys
+        at_slots = self._at_lists + lists
+        slot_count = 1 << (2 * tables + 1).bit_length()
         at_spans = at_slots + slot_count
-        most_columns = max((row[c.T_COLUMNS] for row in self._rows), default=0)
-        plan = [0] * (at_spans + 4 * most_columns)
-        plan[c.AT_SLOTS], plan[c.SLOT_MASK], plan[c.AT_SPANS] = at_slots, slot_count - 1, at_spans
-        for index, row in enumerate(self._rows):
-            line = at_tables + c.TABLE_FIELDS * index
+        self.plan: I64Array = np.zeros(at_spans + 4 * widest, dtype=np.int64)
+        self.plan[[c.AT_SLOTS, c.SLOT_MASK, c.AT_SPANS]] = at_slots, slot_count - 1, at_spans
+        self._written = [0] * len(self._room)
+        self._write()
+
+    def _write(self) -> None:
+        """Write into the plan and the blob what they lack."""
+        plan, before, counts = self.plan, self._written, self._counts()
+        at_slots, mask = int(plan[c.AT_SLOTS]), int(plan[c.SLOT_MASK])
+        for index in range(before[0], counts[0]):
+            row, line = self._rows[index], c.HEAD + c.TABLE_FIELDS * index
             plan[line : line + c.TABLE_FIELDS] = row
-            plan[line + c.T_COLUMN] = at_columns + c.COLUMN_FIELDS * row[c.T_COLUMN]
-            plan[line + c.T_KEY] = at_keys + row[c.T_KEY]
-            slot = row[c.T_ID] & (slot_count - 1)
+            plan[line + c.T_COLUMN] = self._at_columns + c.COLUMN_FIELDS * row[c.T_COLUMN]
+            plan[line + c.T_KEY] = self._at_keys + row[c.T_KEY]
+            slot = row[c.T_ID] & mask
             while plan[at_slots + slot]:
-                slot = (slot + 1) & (slot_count - 1)
+                slot = (slot + 1) & mask
             plan[at_slots + slot] = line
-        for index, column in enumerate(self._columns):
-            line = at_columns + c.COLUMN_FIELDS * index
+        for index in range(before[1], counts[1]):
+            column, line = self._columns[index], self._at_columns + c.COLUMN_FIELDS * index
             plan[line : line + c.COLUMN_FIELDS] = column
             if column[c.C_OP] in (c.OP_ENUM, c.OP_SET):
-                plan[line + c.C_B] += at_lists
-        plan[at_keys:at_lists] = self._keys
-        plan[at_lists:at_slots] = self._lists
-        self.plan = np.array(plan, dtype=np.int64)
-        self.blob = np.frombuffer(bytes(self._blob) + b"\0", dtype=np.uint8)
+                plan[line + c.C_B] += self._at_lists
+        plan[self._at_keys + before[2] : self._at_keys + counts[2]] = self._keys[before[2] :]
+        plan[self._at_lists + before[3] : self._at_lists + counts[3]] = self._lists[before[3] :]
+        self._written = counts
+        self._write_blob()
+
+    def _write_blob(self) -> None:
+        if len(self._blob) >= len(self.blob):
+            self.blob = np.zeros(2 * len(self._blob) + 1, dtype=np.uint8)
+            self._blob_bytes = 0
+        end, added = len(self._blob), bytes(self._blob[self._blob_bytes :])
+        self.blob[self._blob_bytes : end] = np.frombuffer(added, dtype=np.uint8)
+        self._blob_bytes = end
 
     # -- columns
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from databus.common.compiled.kernels import I64Array
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
+from databus.relay.sources.kernel_rows import KernelRows
 from databus.relay.sources.postgres.kernels import (
     binary_value_kernels,
     pgoutput_kernels,
@@ -37,6 +38,7 @@ class PostgresKernelTables:
 
     Invariants:
         I1. ``arrays`` describes exactly the tables of the last ``put`` of each oid.
+        I2. A new table costs what its columns cost, however many tables there are.
 
     Owner: the assembler.
     """
@@ -45,58 +47,65 @@ class PostgresKernelTables:
         """``encoding`` is the encoding of texts."""
         self._is_utf8 = encoding == text_encodings.UTF8
         self._schemas: dict[int, SourceSchema | None] = {}
-        self._arrays: Arrays | None = None
+        self._is_stale = False
+        self._clear()
 
     def put(self, oid: int, schema: SourceSchema | None) -> None:
         """Set the table's schema from here on; with None its changes are skipped."""
+        self._is_stale |= oid in self._schemas and self._schemas[oid] != schema
+        is_new = oid not in self._schemas
         self._schemas[oid] = schema
-        self._arrays = None
+        if is_new and not self._is_stale:
+            self._add(oid, schema)
 
     def forget(self, oid: int) -> None:
         """Remove the table; the kernel stops at its changes."""
+        self._is_stale |= oid in self._schemas
         self._schemas.pop(oid, None)
-        self._arrays = None
 
     @property
     def arrays(self) -> Arrays:
-        """The five arrays; they are rebuilt after a change."""
-        if self._arrays is None:
-            self._arrays = self._build()
-        return self._arrays
+        """The five arrays; they are rebuilt if a table has changed or is gone."""
+        if self._is_stale:
+            self._clear()
+            for oid, schema in self._schemas.items():
+                self._add(oid, schema)
+        keys = self._keys.rows.reshape(-1)
+        return self._index, self._relations.rows, self._columns.rows, keys, self._fields
 
-    def _build(self) -> Arrays:
-        size = 16
-        while size < 2 * len(self._schemas):
-            size *= 2
-        index = np.full(size, -1, dtype=np.int64)
-        relations = np.zeros((max(1, len(self._schemas)), 8), dtype=np.int64)
-        columns: list[tuple[int, int, int, int]] = []
-        keys: list[int] = []
-        widest = 1
-        for number, (oid, schema) in enumerate(self._schemas.items()):
-            slot = (oid * 2654435761 >> 7) & (size - 1)
-            while index[slot] >= 0:
-                slot = (slot + 1) & (size - 1)
-            index[slot] = number
-            relations[number, pgoutput_kernels.OID] = oid
-            if schema is None:
-                continue
+    def _clear(self) -> None:
+        self._is_stale = False
+        self._index: I64Array = np.full(16, -1, dtype=np.int64)
+        self._relations, self._columns, self._keys = KernelRows(8), KernelRows(4), KernelRows(1)
+        self._fields: I64Array = np.zeros((4, 1), dtype=np.int64)
+
+    def _add(self, oid: int, schema: SourceSchema | None) -> None:
+        line = [oid, 0, 0, 0, 0, 0, 0, 0]
+        if schema is not None:
             names = [column.name for column in schema.columns]
-            relations[number] = (
-                oid, 1 + schema.nullable_key, len(columns), len(names), len(keys),
-                len(schema.key), schema.source_id,
-                schema.signed_fingerprint,
-            )  # fmt: skip
-            columns += [_column(column, is_utf8=self._is_utf8) for column in schema.columns]
-            keys += [names.index(name) for name in schema.key]
-            widest = max(widest, len(names))
-        return (
-            index,
-            relations,
-            np.array(columns, dtype=np.int64).reshape(-1, 4),
-            np.array(keys, dtype=np.int64),
-            np.zeros((4, widest), dtype=np.int64),
-        )
+            columns = [_column(column, is_utf8=self._is_utf8) for column in schema.columns]
+            keys = [[names.index(name)] for name in schema.key]
+            line = [
+                oid, 1 + schema.nullable_key, self._columns.add(columns), len(names),
+                self._keys.add(keys), len(keys), schema.source_id, schema.signed_fingerprint,
+            ]  # fmt: skip
+            if len(names) > self._fields.shape[1]:
+                self._fields = np.zeros((4, len(names)), dtype=np.int64)
+        number = self._relations.add([line])
+        if 2 * (number + 1) > len(self._index):
+            self._index = np.full(4 * len(self._index), -1, dtype=np.int64)
+            for earlier, known in enumerate(self._relations.rows[:, pgoutput_kernels.OID].tolist()):
+                self._enter(known, earlier)
+        else:
+            self._enter(oid, number)
+
+    def _enter(self, oid: int, number: int) -> None:
+        """Let the index find a table."""
+        mask = len(self._index) - 1
+        slot = (oid * 2654435761 >> 7) & mask
+        while self._index[slot] >= 0:
+            slot = (slot + 1) & mask
+        self._index[slot] = number
 
 
 def _column(column: Column, *, is_utf8: bool) -> tuple[int, int, int, int]:
