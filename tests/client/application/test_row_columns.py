@@ -67,7 +67,7 @@ def test_every_kind_has_the_value_that_a_row_alone_has(found: list[dict[str, Any
     block = Block(builder.end("tx1"), first=0, bootstrap=False)
     indices, starts, stops = block.whole_rows(0, 100)
     assert indices.tolist() == list(range(len(found)))
-    values = RowColumns(EVERY).rows(block.data, starts, stops)
+    values = RowColumns(EVERY.source, EVERY.columns).rows(block.data, starts, stops)
     # The representations: 1.0 and 1.00 are equal decimals, and True equals 1.
     assert repr(values) == repr([EVERY.decode_row(data) for data in encoded])
 

@@ -50,7 +50,7 @@ class Decoding:
         self.schemas = schemas
         self._chosen = dict(chosen or {})
         self._objects = objects
-        self._columns: dict[int, RowColumns] = {}
+        self._columns: dict[tuple[int, bool], RowColumns] = {}
         # By fingerprint, the revision of the schemas at which the version was its source's reader.
         self._as_written: dict[int, int] = {}
         self._ahead_rows = 1
@@ -113,11 +113,8 @@ class Decoding:
         if len(indices) < _LEAST_AHEAD:
             return None
         writer = self.schemas.by_fingerprint(block.schema_fps[index])
-        columns = self._columns.get(writer.fingerprint)
-        if columns is None:
-            columns = self._columns[writer.fingerprint] = RowColumns(writer)
         try:
-            rows = columns.rows(block.data, starts, stops)
+            rows = self.row_columns(writer).rows(block.data, starts, stops)
         except FormatError:
             # The row itself may be whole: only access to the damaged one raises the error.
             self._ahead_rows = 1
@@ -127,6 +124,22 @@ class Decoding:
         block.values.update(zip(indices.tolist(), rows, strict=True))
         self._ahead_count = len(rows) - 1
         return block.values.pop(index, None)
+
+    def row_columns(self, writer: SourceSchema, *, is_key: bool = False) -> RowColumns:
+        """The decoder of many rows of a version, or of their keys."""
+        found = self._columns.get((writer.fingerprint, is_key))
+        if found is None:
+            found = RowColumns(writer.source, writer.key_columns if is_key else writer.columns)
+            self._columns[writer.fingerprint, is_key] = found
+        return found
+
+    def is_written_as_read(self, writer: SourceSchema, mode: Mode) -> bool:
+        """Whether the values of the columns of a version are those of ``row_columns``."""
+        if self._objects:
+            return False
+        reader = self.reader_of(writer.source)
+        is_chosen = writer.source in self._chosen
+        return reader.fingerprint == writer.fingerprint or (mode == "online" and not is_chosen)
 
     def _convert(self, writer: SourceSchema, row: dict[str, Any]) -> None:
         """Replace the text of documents and arrays by objects."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from databus.client.application.events import Window
+from databus.client.application.events import Decoding, Window
 from databus.client.sinks.sink import SinkContext
 from databus.client.sinks.sink_batch import SinkRow
+from databus.client.tables.data_batch import DataBatch
+from databus.client.tables.row_shapes import ShapedRows
 from databus.common.envelopes.envelope_options import EnvelopeOptions
 from databus.common.envelopes.frame_changes import product_of
 from databus.common.envelopes.named_envelopes import make_envelope
 from databus.common.envelopes.row_change import Envelope, EnvelopeRecord, RowChange
+from databus.common.envelopes.value_columns import column_of
 from databus.common.schema.source_schema import SourceSchema
 
 
@@ -30,7 +33,8 @@ class RowChanges:
 
     def change(self, row: SinkRow) -> RowChange:
         """The change of a row, after routes and transform."""
-        event, schema, window = row.event, self._schema(row), row.event.window
+        event, window = row.event, row.event.window
+        schema = self._schema(event.schema, row.columns)
         value = None if row.op in ("d", "t") else row.value
         absent: tuple[str, ...] = ()
         if value is not None and len(value) < len(schema.columns):
@@ -57,14 +61,39 @@ class RowChanges:
             txid=txid,
         )
 
-    def _schema(self, row: SinkRow) -> SourceSchema:
-        schema = row.event.schema
-        if not row.columns:
+    def columns(self, rows: ShapedRows, decoding: Decoding, chosen: frozenset[str]) -> RowChange:
+        """The changes of rows of one shape, with their values in columns.
+
+        Raises:
+            FormatError: the bytes of a row are not of their schema.
+        """
+        schema = self._schema(rows.schema, chosen)
+        headers = rows.block.columns
+
+        def column(numbers: Any) -> Any:
+            return column_of(numbers[rows.rows].tolist())
+
+        before = None if rows.op in ("c", "r") else rows.before(decoding)
+        after = None if rows.op == "d" else rows.after(decoding)
+        return RowChange(
+            schema=schema,
+            op=rows.op,
+            scn=column(headers.scn),
+            seq=column(headers.seq),
+            commit_us=column(headers.commit_us),
+            key=rows.key(decoding) if after is None else {one: after[one] for one in schema.key},
+            before=self._whole(schema, before),
+            after=self._whole(schema, after),
+            txid=cast(Any, column_of(rows.txids)),
+        )
+
+    def _schema(self, schema: SourceSchema, columns: frozenset[str]) -> SourceSchema:
+        if not columns:
             return schema
-        key = (schema.fingerprint, row.columns)
+        key = (schema.fingerprint, columns)
         found = self._schemas.get(key)
         if found is None:
-            wanted = row.columns | set(schema.key)
+            wanted = columns | set(schema.key)
             chosen = tuple(one for one in schema.columns if one.name in wanted)
             found = self._schemas[key] = replace(schema, columns=chosen)
         return found
@@ -102,6 +131,20 @@ class RowRecords:
         """The records of a row, in order."""
         envelope = self._envelope or self._made(context)
         return envelope.records(self._changes.change(row))
+
+    def of_columns(
+        self, rows: ShapedRows, data: DataBatch, chosen: frozenset[str], context: SinkContext
+    ) -> list[EnvelopeRecord]:
+        """The records of rows of one shape, each with the values of all rows in columns; none if
+        only ``of`` can make them.
+
+        Raises:
+            FormatError: the bytes of a row are not of their schema.
+        """
+        envelope = self._envelope or self._made(context)
+        if not envelope.takes_columns or not rows.take_columns(data.decoding, data.mode):
+            return []
+        return envelope.records(self._changes.columns(rows, data.decoding, chosen))
 
     def _made(self, context: SinkContext) -> Envelope:
         """The envelope; its options need the clock of the stream, which the first row brings."""

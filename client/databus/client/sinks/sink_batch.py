@@ -251,15 +251,30 @@ class SinkBatch:
                 yield event
 
     def _all_events(self) -> Iterator[Event]:
-        online: list[DataBatch] = []
-        for batch in self._batches:
-            if batch.mode == "online":
-                online.append(batch)
-                continue
-            yield from self._in_order(online)
-            online = []
-            yield from batch.events()
-        yield from self._in_order(online)
+        for run in self.runs():
+            if run[0].mode == "online":
+                yield from self._in_order(run)
+            else:
+                yield from run[0].events()
+
+    def runs(self) -> Iterator[list[DataBatch]]:
+        """The batches that come after one another; online ones that come together share a run, in
+        which rows come by position."""
+        for mode, batches in itertools.groupby(self._batches, key=lambda one: one.mode):
+            if mode == "online":
+                yield list(batches)
+            else:
+                yield from ([one] for one in batches)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows of its runs."""
+        return self._written is None and self._chosen is None
+
+    @property
+    def routes(self) -> SinkRoutes:
+        """Where its rows go."""
+        return self._routes
 
     def _in_order(self, batches: Sequence[DataBatch]) -> Iterable[Event]:
         """The events of online batches by position; within one they are already in this order."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from databus.client.application.events import Decoding, Event, Mode, Window
 from databus.client.application.frame_blocks import Block
+from databus.client.tables.row_shapes import ShapedRows, shaped_rows
 from databus.common.checkpoint import Position
 from databus.common.compiled.kernels import I64Array
 from databus.common.extras import imports_of_extra
@@ -139,6 +141,39 @@ class DataBatch:
         for fingerprint, run in itertools.groupby(pieces, key=lambda one: one[0]):
             schema = by_fingerprint(fingerprint)
             yield schema, self._decoding.decoder(schema).joined([piece for _, piece in run])
+
+    @property
+    def positions(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The scn and the seq of each row."""
+        parts = [(block.columns, rows) for block, rows in self._parts]
+        return (
+            np.concatenate([columns.scn[rows] for columns, rows in parts]),
+            np.concatenate([columns.seq[rows] for columns, rows in parts]),
+        )
+
+    def shapes(self) -> Iterator[ShapedRows]:
+        """The rows by block, schema version, op and parts."""
+        first = 0
+        for number, (block, rows) in enumerate(self._parts):
+            txids = self._txids(number)
+            yield from shaped_rows(self._decoding.decoding, block, rows, first, txids)
+            first += len(rows)
+
+    def _txids(self, number: int) -> npt.NDArray[np.object_]:
+        """The transaction of each row of a part."""
+        block, rows = self._parts[number]
+        scns = block.scn_column[rows]
+        firsts = np.flatnonzero(np.append(True, scns[1:] != scns[:-1]))
+        found = [
+            (self._window or self._window_of(number, index)).txid for index in rows[firsts].tolist()
+        ]
+        counts = np.diff(np.append(firsts, len(rows)))
+        return np.repeat(np.array(found, dtype=np.object_), counts)
+
+    @property
+    def decoding(self) -> Decoding:
+        """How its rows become values."""
+        return self._decoding.decoding
 
     def events(self) -> Iterator[Event]:
         """The rows one after another, as ``onDataEvent`` would receive them."""

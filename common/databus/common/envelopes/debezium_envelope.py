@@ -24,6 +24,7 @@ from databus.common.envelopes.connect_types import (
 from databus.common.envelopes.envelope_options import EnvelopeOptions
 from databus.common.envelopes.row_change import EndedWindow, EnvelopeRecord, RecordTypes, RowChange
 from databus.common.envelopes.row_types import RowTypes, legal_topic
+from databus.common.envelopes.value_columns import each
 from databus.common.extras import version
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import SourceSchema
@@ -107,6 +108,11 @@ class DebeziumEnvelope:
         self._clock_ns = clock_ns
         self._version = f"databus {version()}"
         self._tables: dict[int, _Table] = {}
+
+    @property
+    def takes_columns(self) -> bool:
+        """Unless there are transaction records: the block of an event depends on its values."""
+        return not self._options.transactions
 
     def records(self, change: RowChange) -> list[EnvelopeRecord]:
         """The event, and after a delete the tombstone."""
@@ -192,18 +198,18 @@ class DebeziumEnvelope:
             "version": self._version,
             "connector": self._options.product,
             "name": self._options.prefix,
-            "ts_ms": commit_us // 1000,
+            "ts_ms": each(_milliseconds, commit_us),
             "snapshot": "incremental" if change.op == "r" else "false",
             "db": table.database,
             "sequence": None,
             "ts_us": commit_us,
-            "ts_ns": commit_us * 1000,
+            "ts_ns": each(_nanoseconds, commit_us),
         }
         if table.is_binlog:
             is_row = change.op != "r"
             found |= {
                 "table": table.name,
-                "server_id": _server_id(txid) if table.is_mariadb and txid and is_row else 0,
+                "server_id": each(_server_id, txid) if table.is_mariadb and is_row else 0,
                 "gtid": txid if is_row else None,
                 "file": "",
                 "pos": change.scn,
@@ -212,11 +218,11 @@ class DebeziumEnvelope:
                 "query": None,
             }
         else:
-            found["sequence"] = f'[null,"{change.scn}"]'
+            found["sequence"] = each('[null,"{}"]'.format, change.scn)
             found |= {
                 "schema": table.schema,
                 "table": table.name,
-                "txId": int(txid) if txid and txid.isdecimal() else None,
+                "txId": each(_transaction_number, txid),
                 "lsn": change.scn,
                 "xmin": None,
                 "origin": None,
@@ -225,9 +231,21 @@ class DebeziumEnvelope:
         return found
 
 
-def _server_id(gtid: str) -> int:
+def _milliseconds(microseconds: int) -> int:
+    return microseconds // 1000
+
+
+def _nanoseconds(microseconds: int) -> int:
+    return microseconds * 1000
+
+
+def _transaction_number(txid: str | None) -> int | None:
+    return int(txid) if txid and txid.isdecimal() else None
+
+
+def _server_id(gtid: str | None) -> int:
     """The server in MariaDB's ``domain-server-sequence``."""
-    parts = gtid.split("-")
+    parts = (gtid or "").split("-")
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else 0
 
 

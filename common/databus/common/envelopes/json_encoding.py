@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from databus.common.envelopes.connect_types import ConnectType
-from databus.common.json_text import json_bytes
+from databus.common.envelopes.value_columns import ValueColumn, each_present
+from databus.common.json_text import json_bytes, json_cells
 
 Convert = Callable[[Any], Any]
 
@@ -42,11 +44,45 @@ class JsonEncoding:
         data = json_bytes(value if convert is None or value is None else convert(value))
         return b'{"schema":' + schema + b',"payload":' + data + b"}" if schema else data
 
+    def encode_columns(self, kind: ConnectType, value: Any, count: int) -> list[bytes]:
+        """The JSON of ``count`` values; each column in ``value`` has a part of every one."""
+        pieces = [*_pieces(kind, value)]
+        if self._with_schemas:
+            schema = json_bytes(kind.to_json())
+            pieces = [b'{"schema":' + schema + b',"payload":', *pieces, b"}"]
+        columns: list[Any] = []
+        for is_shared, run in itertools.groupby(pieces, lambda one: isinstance(one, bytes)):
+            if is_shared:
+                columns.append(itertools.repeat(b"".join(run), count))  # type: ignore[arg-type]  # bytes alone
+            else:
+                columns += run
+        return list(map(b"".join, zip(*columns, strict=False)))
+
+
+def _pieces(kind: ConnectType, value: Any) -> Iterator[bytes | list[bytes]]:
+    """The JSON of values in parts: one that all share, or one for each."""
+    if isinstance(value, ValueColumn):
+        convert = jsonable(kind)
+        values = (value if convert is None else each_present(convert, value)).values
+        is_flat = kind.type not in ("struct", "array")
+        yield json_cells(values) if is_flat else [json_bytes(one) for one in values]
+    elif isinstance(value, dict):
+        kinds = dict(kind.fields)
+        mark = b"{"
+        for name, one in value.items():
+            yield mark + json_bytes(name) + b":"
+            yield from _pieces(kinds.get(name, kind), one)
+            mark = b","
+        yield b"}" if value else b"{}"
+    else:
+        convert = jsonable(kind)
+        yield json_bytes(value if convert is None or value is None else convert(value))
+
 
 def jsonable(kind: ConnectType) -> Convert | None:
     """What makes a value of the type, other than None, one of JSON; None if it is one already."""
     if kind.type == "bytes":
-        return lambda value: base64.b64encode(value).decode()
+        return lambda value: binascii.b2a_base64(value, newline=False).decode()
     if kind.type in ("float32", "float64"):
         return _float
     if kind.items is not None:

@@ -26,7 +26,7 @@ from databus.common.envelopes.connect_types import (
 from databus.common.envelopes.envelope_options import EnvelopeOptions
 from databus.common.envelopes.row_change import EndedWindow, EnvelopeRecord, RecordTypes, RowChange
 from databus.common.envelopes.row_types import RowTypes, legal_topic
-from databus.common.schema.column_values import to_json_record
+from databus.common.envelopes.value_columns import each, json_record
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import SourceSchema
 
@@ -45,6 +45,8 @@ _FLAT_FIELDS = (
 
 class _WithoutMarkers:
     """An envelope whose transactions have no records of their own."""
+
+    takes_columns = True
 
     def begin(self, window: EndedWindow) -> list[EnvelopeRecord]:
         """None."""
@@ -78,12 +80,12 @@ class CloudEventsEnvelope(_WithoutMarkers):
         data = databus_object(self._options.database, change)
         value = {
             "specversion": "1.0",
-            "id": f"{change.scn}:{change.seq}",
+            "id": each("{}:{}".format, change.scn, change.seq),
             "source": f"/databus/{self._options.database}/{change.schema.source}",
             "type": f"databus.change.{change.op}",
-            "time": iso_time(_EPOCH + dt.timedelta(microseconds=change.commit_us), 6),
+            "time": each(_event_time, change.commit_us),
             "datacontenttype": "application/json",
-            "subject": None if data["key"] is None else json.dumps(list(data["key"].values())),
+            "subject": None if data["key"] is None else each(_list_text, *data["key"].values()),
             "data": data,
         }
         if value["subject"] is None:
@@ -99,6 +101,8 @@ class MaxwellEnvelope(_WithoutMarkers):
     Maxwell has no record of a truncated table, so there is none here.
     """
 
+    takes_columns = False  # The fields of ``old`` depend on the values.
+
     def __init__(self, options: EnvelopeOptions) -> None:
         self._options = options
 
@@ -108,12 +112,12 @@ class MaxwellEnvelope(_WithoutMarkers):
             return []
         database, table = split_source(change.schema.source)
         columns = change.schema.columns
-        before = None if change.before is None else to_json_record(change.before, columns)
+        before = None if change.before is None else json_record(change.before, columns)
         if change.op == "d":
             row = _json_key(change) if before is None else before
         else:
             assert change.after is not None
-            row = to_json_record(change.after, columns, change.absent)
+            row = json_record(change.after, columns, change.absent)
         value: dict[str, Any] = {
             "database": database,
             "table": table,
@@ -193,16 +197,24 @@ def databus_object(database: str, change: RowChange) -> dict[str, Any]:
         "ts_us": change.commit_us,
         "txid": change.txid,
         "key": None if change.key is None else _json_key(change),
-        "before": None if change.before is None else to_json_record(change.before, columns),
+        "before": None if change.before is None else json_record(change.before, columns),
         "after": None
         if change.after is None
-        else to_json_record(change.after, columns, change.absent),
+        else json_record(change.after, columns, change.absent),
     }
+
+
+def _event_time(commit_us: int) -> str:
+    return iso_time(_EPOCH + dt.timedelta(microseconds=commit_us), 6)
+
+
+def _list_text(*values: Any) -> str:
+    return json.dumps(values)
 
 
 def _json_key(change: RowChange) -> dict[str, Any]:
     assert change.key is not None
-    return to_json_record(change.key, change.schema.key_columns)
+    return json_record(change.key, change.schema.key_columns)
 
 
 def _topic(options: EnvelopeOptions, schema: SourceSchema) -> str:

@@ -69,7 +69,15 @@ class RecordTypes:
 
 
 class Envelope(Protocol):
-    """Turns events into records."""
+    """Turns events into records.
+
+    Where it ``takes_columns``, the values of a change may be columns of many changes that have one
+    version, op and parts; the values of its records are then columns too.
+    """
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether ``records`` takes columns."""
 
     def records(self, change: RowChange) -> list[EnvelopeRecord]:
         """The records of one event, in order."""

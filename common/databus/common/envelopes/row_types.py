@@ -10,6 +10,7 @@ from databus.common.envelopes.column_types import ColumnType, ValueModes, by_kin
 from databus.common.envelopes.connect_types import ConnectType, struct
 from databus.common.envelopes.mysql_column_types import mysql_column_type
 from databus.common.envelopes.postgres_column_types import postgres_column_type
+from databus.common.envelopes.value_columns import each_present
 from databus.common.schema.source_schema import Column, SourceSchema
 
 Product = Literal["mariadb", "mysql", "postgresql", "sqlite", "generator"]
@@ -53,9 +54,7 @@ class RowTypes:
         for name in absent:
             found[name] = None
         for name, convert in self._convert:
-            value = found[name]
-            if value is not None:
-                found[name] = convert(value)
+            found[name] = each_present(convert, found[name])
         for name in absent:
             found[name] = self._unavailable(self._kinds[name])
         return found
@@ -64,9 +63,7 @@ class RowTypes:
         """The struct of a key."""
         found = dict(key)
         for name, convert in self._convert_key:
-            value = found[name]
-            if value is not None:
-                found[name] = convert(value)
+            found[name] = each_present(convert, found[name])
         return found
 
     def row_of_key(self, key: Mapping[str, Any]) -> dict[str, Any]:

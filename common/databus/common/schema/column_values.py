@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
+import functools
 import math
 import uuid
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ def _check_bool(value: Any) -> bool:
     return value
 
 
-def _bytes_of_int(value: int) -> bytes:
+def bytes_of_int(value: int) -> bytes:
     """Two's complement, big-endian, as short as it can be, as Avro's decimals are."""
     return value.to_bytes(
         ((value if value >= 0 else ~value).bit_length() // 8) + 1, "big", signed=True
@@ -56,15 +57,16 @@ def _int_of_bytes(data: bytes) -> int:
 def _uint64_bytes(value: int) -> bytes:
     if not 0 <= value < 2**64:
         raise FormatError(f"{value} is not an unsigned 64-bit number")
-    return _bytes_of_int(value)
+    return bytes_of_int(value)
 
 
+@functools.cache
 def _decimal_bytes(scale: int) -> Callable[[decimal.Decimal], bytes]:
     def convert(value: decimal.Decimal) -> bytes:
         unscaled = value.scaleb(scale, _WIDE)
         if unscaled != unscaled.to_integral_value():
             raise FormatError(f"{value} has more than {scale} digits after the point")
-        return _bytes_of_int(int(unscaled))
+        return bytes_of_int(int(unscaled))
 
     return convert
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from databus.client.sinks.encoded_records import EncodedRecords, Headers
 from databus.client.sinks.kafka.kafka_checkpoints import (
     create_checkpoint_topic,
     create_topic,
@@ -20,7 +21,7 @@ from databus.client.sinks.sink_batch import SinkBatch
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, encode
 from databus.common.envelopes.avro_encoding import AvroEncoding
 from databus.common.envelopes.json_encoding import JsonEncoding
-from databus.common.envelopes.row_change import Encoding, EnvelopeRecord
+from databus.common.envelopes.row_change import Encoding
 from databus.common.errors import CheckpointMoved, DatabusError, SinkRefused, SinkUnavailable
 from databus.common.sink_config import KafkaSinkConfig
 
@@ -53,15 +54,16 @@ class KafkaSink(Sink):
             "bootstrap.servers": config.servers,
             **{name: text.reveal for name, text in config.options.items()},
         }
-        self._encoding: Encoding = JsonEncoding(with_schemas=config.format == "json-schemas")
+        encoding: Encoding = JsonEncoding(with_schemas=config.format == "json-schemas")
         if config.format == "avro" and config.registry is not None:
-            self._encoding = AvroEncoding(SchemaRegistry(config.registry.reveal).register)
-        self._records = RowRecords(
+            encoding = AvroEncoding(SchemaRegistry(config.registry.reveal).register)
+        records = RowRecords(
             config.envelope,
             prefix=config.prefix,
             catalogue=config.catalogue,
             tombstones=config.tombstones,
         )
+        self._records = EncodedRecords(records, encoding)
         self._topics: set[str] = set()
         self._context: SinkContext | None = None
         self._producer: Any = None
@@ -89,6 +91,7 @@ class KafkaSink(Sink):
                     # The hash of Java's producers, Debezium's too.
                     "partitioner": "murmur2_random",
                     "transaction.timeout.ms": 300_000,
+                    "delivery.report.only.error": True,
                     **self._settings,
                     "transactional.id": f"databus-{self._context.name}",
                 }
@@ -109,10 +112,10 @@ class KafkaSink(Sink):
         self._begin()
         assert self._context is not None
         with self._doing("writing"):
-            for row in batch.rows():
-                position = (("scn", str(row.event.scn)), ("seq", str(row.event.seq)))
-                for record in self._records.of(row, self._context):
-                    self._produce(record, row.target or record.topic, position)
+            for topic, key, value, headers in self._records.of(batch, self._context):
+                if topic not in self._topics:
+                    self._create(topic)
+                self._send(topic, key, value, headers)
 
     def commit(self, checkpoint: Checkpoint) -> None:
         """Commit the records and the checkpoint."""
@@ -190,32 +193,17 @@ class KafkaSink(Sink):
                     self._is_doubtful = not error.txn_requires_abort()
                     raise
 
-    def _produce(
-        self, record: EnvelopeRecord, topic: str, position: tuple[tuple[str, str], ...]
-    ) -> None:
-        if topic not in self._topics:
-            create_topic(
-                self._admin,
-                topic,
-                partitions=self._config.partitions,
-                replicas=self._config.replicas,
-                settings={},
-            )
-            self._topics.add(topic)
-        encode_ = self._encoding.encode
-        kind = record.value_type
-        self._send(
+    def _create(self, topic: str) -> None:
+        create_topic(
+            self._admin,
             topic,
-            None
-            if record.key_type is None
-            else encode_(f"{topic}-key", record.key_type, record.key),
-            None if kind is None else encode_(f"{topic}-value", kind, record.value),
-            [*position, *record.headers],
+            partitions=self._config.partitions,
+            replicas=self._config.replicas,
+            settings={},
         )
+        self._topics.add(topic)
 
-    def _send(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, str]]
-    ) -> None:
+    def _send(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         """Queue a record; wait for room in the producer's queue."""
         deadline_s = 0.0
         while True:
