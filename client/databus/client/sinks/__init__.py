@@ -5,9 +5,10 @@ In reading order: ``sink`` (the protocol and its contract), ``sink_batch`` (what
 are set aside), ``sink_consumer`` (the consumer that drives a sink), ``sink_process`` (one
 configured sink from start to stop), ``sink_metrics``, ``sink_kinds`` (the sink of a
 configuration), ``sql/`` (mirrors of the tables in a database), ``row_changes`` (rows as what an
-envelope takes), ``encoded_records`` (the records of a batch as bytes), ``kafka/`` (records of a broker), ``redis/`` (streams or hashes), ``nats/``
-(messages of JetStream), ``search/`` (documents of OpenSearch and Elasticsearch), ``files/``
-(files by date), ``webhook_sink`` (signed HTTP requests), ``troubled_sink`` (for tests of a sink).
+envelope takes), ``encoded_records`` (the records of a batch as bytes), ``kafka/`` (records of a
+broker), ``redis/`` (streams or hashes), ``nats/`` (messages of JetStream), ``search/`` (documents
+of OpenSearch and Elasticsearch), ``files/`` (files by date), ``webhook_sink`` (signed HTTP
+requests), ``troubled_sink`` (for tests of a sink).
 
 Imported by applications and by the command line.  It imports the rest of the room.
 """
