@@ -117,7 +117,9 @@ async def test_a_table_that_leaves_empties_its_copies(
     assert emptied(folder) in ((1,) if is_down else (1, 2))
     replica = RingReplica(folder)
     replica.read()
-    assert "dropped or renamed" in replica.suspensions[0].reason
+    # PostgreSQL may show partitions gone before the root, within one query of ours.
+    reasons = ["dropped or renamed"] + ["detached or dropped"] * (how == "a partitioned root")
+    assert any(reason in replica.suspensions[0].reason for reason in reasons)
     assert replica.state(SOURCE) is None
     replica.close()
 
