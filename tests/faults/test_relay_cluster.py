@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from databus.client import DatabusClient, NoCheckpoints
 from databus.common.checkpoint import Position
 from databus.common.frame.frame_format import FrameView, Op, scan
 from databus.relay.capture.leader_term import newest_mark
+from tests.support.cluster_reader import StartClusterReader
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_cluster import RelayCluster
 from tests.support.relay_process import ring_frames, ring_position
@@ -44,74 +44,6 @@ def coordination(kind: str, request: pytest.FixtureRequest) -> dict[str, object]
     return {"store": database.url}
 
 
-class Reader:
-    """A client of all relays in a thread of its own.
-
-    Owner: one test; ``stop`` raises what it met.
-    """
-
-    def __init__(self, database: str, urls: list[str]) -> None:
-        self.windows: list[tuple[int, int]] = []
-        self.rows: dict[int, int] = {}
-        self._client = DatabusClient(
-            database=database, relays=urls, start="oldest", checkpoints=NoCheckpoints(),
-            reconnect_most_s=0.5, silence_timeout_s=3.0, discover=True,
-        )  # fmt: skip
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for window in self._client.windows():
-                events = list(window)
-                self.rows.update((e.value["id"], e.value.get("v", 0)) for e in events)
-                if events:
-                    self.windows.append((window.scn, len(events)))
-        except BaseException as error:
-            self._error = error
-
-    def reach(self, scn: int) -> None:
-        """Return when it has the window at ``scn`` or a later one."""
-
-        def has() -> bool:
-            if self._error is not None:
-                raise self._error
-            return bool(self.windows) and self.windows[-1][0] >= scn
-
-        eventually_sync(has, 60, f"the client has {scn}; it has {self.windows[-1:]}")
-
-    def end(self) -> None:
-        """End the thread; nothing if it has ended."""
-        self._client.stop()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    def stop(self) -> list[tuple[int, int]]:
-        """The windows with events, each as its scn and their number."""
-        self.end()
-        if self._error is not None:
-            raise self._error
-        return self.windows
-
-
-StartReader = Callable[[str, list[str]], Reader]
-
-
-@pytest.fixture
-def start_reader() -> Iterator[StartReader]:
-    """Starts readers, which end with the test, whatever its result."""
-    readers: list[Reader] = []
-
-    def start(database: str, urls: list[str]) -> Reader:
-        readers.append(Reader(database, urls))
-        return readers[-1]
-
-    yield start
-    for reader in readers:
-        reader.end()
-
-
 def marks(frames: list[FrameView]) -> list[tuple[int, str]]:
     """The terms whose marks are among some frames, in order."""
     found = []
@@ -137,7 +69,7 @@ def test_a_paused_leader_appends_nothing_more_and_each_window_comes_once(
     decided_by: str,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    start_reader: StartReader,
+    start_reader: StartClusterReader,
 ) -> None:
     keys = coordination(decided_by, request)
     with RelayCluster(tmp_path, keys, {"gen": GENERATOR}, ring_bytes="64MiB") as cluster:
@@ -229,7 +161,7 @@ def test_a_copy_equals_the_source_after_a_kill_a_pause_and_an_orderly_leave(
     decided_by: str,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    start_reader: StartReader,
+    start_reader: StartClusterReader,
 ) -> None:
     database: FreshDatabase = request.getfixturevalue(f"{kind}_database")
     commits = Commits(database)

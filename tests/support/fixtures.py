@@ -23,6 +23,7 @@ import pytest
 from databus.cli.demo import private_servers
 from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer
 from databus.common.errors import MissingDependency
+from tests.support.cluster_reader import ClusterReader, StartClusterReader
 from tests.support.faulty_proxy import FaultyProxy, Proxies
 from tests.support.live_relay import LiveRelay
 from tests.support.mysql_server import MySQLServer, mysql_launcher
@@ -309,3 +310,17 @@ async def faulty_proxy() -> AsyncIterator[Proxies]:
     yield start
     for proxy in opened:
         await proxy.close()
+
+
+@pytest.fixture
+def start_reader() -> Iterator[StartClusterReader]:
+    """Starts clients of a cluster, which end with the test, whatever its result."""
+    readers: list[ClusterReader] = []
+
+    def start(database: str, urls: list[str]) -> ClusterReader:
+        readers.append(ClusterReader(database, urls))
+        return readers[-1]
+
+    yield start
+    for reader in readers:
+        reader.end()

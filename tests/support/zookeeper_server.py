@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -41,6 +43,7 @@ class ZooKeeperServer:
     """
 
     def __init__(self, folder: Path, number: int = 1, ensemble: str = "") -> None:
+        """``ensemble`` are the settings with all of its servers, this one by its ``number``."""
         if not JAR.exists() or shutil.which("java") is None:
             pytest.skip("no ZooKeeper: apt-get install zookeeper")
         folder.mkdir(parents=True)
@@ -75,12 +78,17 @@ class ZooKeeperServer:
 
     def _is_serving(self) -> bool:
         assert self.process.poll() is None, (self._folder / "server.log").read_text()[-2000:]
+        return bool(self.mode())
+
+    def mode(self) -> str:
+        """``standalone``, ``leader`` or ``follower``; "" while it serves nobody."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
                 connection.sendall(b"srvr")
-                return b"Mode: " in connection.recv(4096)
+                found = re.search(rb"Mode: (\w+)", connection.recv(4096))
         except OSError:
-            return False
+            return ""
+        return found[1].decode() if found else ""
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -100,3 +108,39 @@ class ZooKeeperServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+class ZooKeeperEnsemble:
+    """Three servers, of which two must be there.
+
+    Owner: one test; inside ``with``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        peers = "".join(
+            f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in (1, 2, 3)
+        )
+        self._stack = contextlib.ExitStack()
+        self.servers = [
+            self._stack.enter_context(ZooKeeperServer(folder / str(number), number, peers))
+            for number in (1, 2, 3)
+        ]
+        self.coordination = {"zookeeper": ",".join(server.hosts for server in self.servers)}
+
+    def by_mode(self) -> list[ZooKeeperServer]:
+        """The leader and the followers, once all that run have agreed."""
+
+        def found() -> list[ZooKeeperServer]:
+            running = [one for one in self.servers if one.process.poll() is None]
+            modes = {one.hosts: one.mode() for one in running}
+            if sorted(modes.values()) != ["follower"] * (len(running) - 1) + ["leader"]:
+                return []
+            return sorted(running, key=lambda one: modes[one.hosts] != "leader")
+
+        return eventually_sync(found, 60, "the servers agree on a leader")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
