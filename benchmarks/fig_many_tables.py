@@ -28,7 +28,7 @@ from databus.bootstrap.log.hot_log import FOLDER, HotLog
 from databus.bootstrap.merging.applier import Applier
 from databus.bootstrap.merging.process_merges import ProcessMerges
 from databus.bootstrap.processes.log_restore import restore_log
-from databus.bootstrap.processes.log_writer import writer_leases
+from databus.bootstrap.processes.writer_leases import writer_leases
 from databus.bootstrap.runs.manifest import Store
 from databus.common.checkpoint import Position
 from databus.common.frame.frame_format import Op

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from databus.bootstrap.http.bootstrap_server import serve_bootstrap
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy

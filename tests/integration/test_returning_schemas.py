@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy

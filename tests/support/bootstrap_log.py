@@ -10,7 +10,7 @@ from typing import Any
 
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.seeding import SEEDED
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.common.config import BootstrapConfig
 from tests.support.waiting import eventually

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.bootstrap.runs.manifest import Store
 from databus.common.checkpoint import Position

@@ -287,6 +287,12 @@ class BootstrapConfig(Section):
     """Tables to store: globs over `schema.table`.
     Example: sources = ["public.*"] """
 
+    cluster: bool = False
+    """Whether several bootstrap servers share the store. One of them has the lease of a database
+    and writes its log. The others serve, and one of them takes over when it ends. With `store` on
+    S3 each has a `data_dir` of its own. Without it they share `data_dir`, on one machine.
+    Example: cluster = true """
+
     writers: int = Field(default=1, ge=1, le=64)
     """Processes that write logs. With 1, the server's process writes all of them. With more, each
     writes a group of databases, which shares nothing with the others; a database goes to the writer

@@ -16,7 +16,7 @@ import pytest
 from databus.bootstrap.log import seeding
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.seeding import DUMPING, REPAIRING, SEEDED, UNSEEDED, Seeder
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.common.checkpoint import Position
 from databus.common.config import BootstrapConfig, parse

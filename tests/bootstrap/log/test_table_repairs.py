@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from databus.bootstrap.log.table_repairs import NOTE
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.bootstrap.verify.table_verifier import Verifier
 from databus.common.config import BootstrapConfig, parse

@@ -15,7 +15,7 @@ from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging.run_planner import Merge
 from databus.bootstrap.processes.log_restore import Restored, restore_logs
-from databus.bootstrap.processes.log_writer import writer_leases
+from databus.bootstrap.processes.writer_leases import writer_leases
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.checkpoint import Position

@@ -18,7 +18,9 @@ from databus.bootstrap.log import log_gaps, segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging import run_planner
 from databus.bootstrap.processes import log_writer as writer_module
-from databus.bootstrap.processes.log_writer import LogWriter, write_logs
+from databus.bootstrap.processes import log_writers as writers_module
+from databus.bootstrap.processes.log_writer import LogWriter
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.bootstrap.runs.manifest import Store
 from databus.client import RawWindows
@@ -272,9 +274,10 @@ async def test_a_store_that_cannot_be_had_ends_the_start_and_later_only_waits(
         following.append(self.database)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(writer_module, "listed_databases", databases)
+    monkeypatch.setattr(writers_module, "listed_databases", databases)
     monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
-    monkeypatch.setattr(writer_module, "SEEDED_POLL_S", 0.01)
+    monkeypatch.setattr(writers_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(writers_module, "SEEDED_POLL_S", 0.01)
     monkeypatch.setattr(LogWriter, "_follow", follow)
     blocking_file = tmp_path / "late"
     blocking_file.touch()

@@ -29,6 +29,7 @@ from databus.bootstrap.log.log_values import (
     ParsedNotes,
     block_bounds,
     damage,
+    drop_frames,
     is_sealed,
     naming,
     open_fact,
@@ -509,9 +510,10 @@ class HotLog:
         return key
 
     def drop_until(self, position: Position, now_us: int) -> None:
-        """Drop frames up to ``position``, the end of a value: a segment has them.
+        """Drop frames up to ``position``, the end of a window that a run has.
 
-        Retained frames count as having arrived at ``now_us``.
+        A log that has not come so far continues there.  Retained frames count as having arrived
+        at ``now_us``.
         """
 
         def change(transaction: Any) -> None:
@@ -519,22 +521,13 @@ class HotLog:
             self._env.reader_check()
             state = self._state(transaction)
             cursor = transaction.cursor(self._frames)
-            dropped = 0
-            found = cursor.first()
-            while found and unpack_position(bytes(cursor.key())) <= position:
-                dropped += len(cursor.value())
-                cursor.delete()
-                found = len(cursor.key()) > 0
+            frame_bytes = state.frame_bytes - drop_frames(cursor, position)
             if state.start >= position:
                 return
-            frame_bytes = state.frame_bytes - dropped
-            self._put_range(
-                transaction,
-                position,
-                max(state.window, position),
-                frame_bytes,
-                now_us if frame_bytes else 0,
-            )
+            window, since_us = max(state.window, position), now_us if frame_bytes else 0
+            self._put_range(transaction, position, window, frame_bytes, since_us)
+            if state.last < position:
+                self._put_checkpoint(transaction, state.at(position))
 
         self._write(change)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.log.seeding import SEEDED
+from databus.bootstrap.log.seeding import DUMPING, REPAIRING, SEEDED
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.log_record import (
     PREFIX,
@@ -23,6 +23,7 @@ from databus.bootstrap.runs.log_record import (
     write_schemas,
 )
 from databus.bootstrap.runs.manifest import Manifest, Store
+from databus.common.checkpoint import Position, decode_position
 from databus.common.errors import FormatError, StoreError
 
 IDENTITY = "log"
@@ -127,3 +128,22 @@ def _settled(one: Mapping[str, Any]) -> dict[str, Any]:
     """A source's state without the counters that change while it is dumped."""
     left_out = () if one["state"] == SEEDED else ("rows", "tries", "again_us", "error")
     return {key: value for key, value in one.items() if key not in left_out}
+
+
+def notes_at(stop: Position, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes of a log that ends at ``stop``: the frames after that are not in it."""
+    gaps = [one for one in notes.get("gaps", []) if decode_position(one["from"]) < stop]
+    states = {name: _state_at(stop, one) for name, one in notes.get("seeding", {}).items()}
+    if any(one["state"] != SEEDED for one in states.values()):
+        # The rows of a repair may be among those that are to come again.
+        gaps = [{k: v for k, v in one.items() if k != "repaired_us"} for one in gaps]
+    return {**notes, "gaps": gaps, "seeding": states}
+
+
+def _state_at(stop: Position, one: Mapping[str, Any]) -> dict[str, Any]:
+    """A source whose last rows lie after ``stop`` is whole once these have come again."""
+    if one["state"] != SEEDED or not one.get("end") or decode_position(one["end"]) <= stop:
+        return dict(one)
+    if "dump" in one:
+        return {"state": DUMPING, "dump": one["dump"], "end": one["end"], "rows": 0}
+    return {"state": REPAIRING}

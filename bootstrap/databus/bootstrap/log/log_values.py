@@ -15,7 +15,7 @@ from typing import Any
 
 import google_crc32c
 
-from databus.bootstrap.log.log_blocks import position_at
+from databus.bootstrap.log.log_blocks import position_at, tail_after
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
 from databus.common.frame import frame_format
@@ -147,3 +147,20 @@ def block_bounds(data: bytes, *, verify: bool) -> tuple[Position, Position]:
     if columns.stop != len(data) or not len(columns):
         raise FormatError(f"whole frames end at {columns.stop} of {len(data)} bytes")
     return position_at(columns, 0), position_at(columns, len(columns) - 1)
+
+
+def drop_frames(cursor: Any, upto: Position) -> int:
+    """Delete the frames up to a position, the end of a window; the bytes that were deleted.
+
+    That window may end inside a value: the run of another server's log can have other bounds.
+    """
+    dropped = 0
+    found = cursor.first()
+    while found and unpack_position(bytes(cursor.key())) <= upto:
+        dropped += len(cursor.value())
+        cursor.delete()
+        found = len(cursor.key()) > 0
+    if found and len(rest := tail_after(bytes(cursor.value()), upto)) < len(cursor.value()):
+        dropped += len(cursor.value()) - len(rest)
+        cursor.put(bytes(cursor.key()), rest)
+    return dropped

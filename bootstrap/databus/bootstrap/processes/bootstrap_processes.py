@@ -27,7 +27,7 @@ from pydantic import SecretStr
 from databus.bootstrap.http.bootstrap_server import serve_bootstrap
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.merging.scratch_folders import scratch_folder, sweep
-from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.processes.log_writers import write_logs
 from databus.bootstrap.processes.writer_processes import keep_writers, received_group
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.bootstrap.runs.manifest import Store
@@ -35,7 +35,7 @@ from databus.common.access.listener_rules import require_protection
 from databus.common.access.listener_tls import server_tls
 from databus.common.access_config import AuthConfig, HttpConfig
 from databus.common.config import BootstrapConfig, Config
-from databus.common.errors import ConfigError, DatabusError
+from databus.common.errors import ConfigError, DatabusError, StoreBusy
 from databus.common.http.admission import Admission
 from databus.common.http.listening_socket import listening_socket
 from databus.common.processes.server_log import log_to_stderr
@@ -214,13 +214,20 @@ def run_server(
     """
     section, http = bootstrap_config(config), http_config(config)
 
+    # With a store on S3, its log is a copy of what the writer of the cluster has not sealed.
+    copies = section.cluster and bool(section.store)
+
     async def body(stop: asyncio.Event) -> None:
-        logs = OpenLogs()
+        logs = OpenLogs(writes=copies)
         listener = listening_socket(section.listen)
         started(_url_of(listener, http))
+        admission = _admission(config, read_again)
         try:
-            admission = _admission(config, read_again)
-            await serve_bootstrap(section, listener, stop, logs, http, admission)
+            async with asyncio.TaskGroup() as group:
+                if copies:
+                    group.create_task(_until(stop, write_logs(section, logs, stop, leads=False)))
+                serving = serve_bootstrap(section, listener, stop, logs, http, admission)
+                group.create_task(_until(stop, serving))
         finally:
             logs.close()
 
@@ -259,7 +266,10 @@ def run_applier(
                 begun = {}
             errors = apply_round(section, begun, merges, full=full, report=report)
             for name, error in errors.items():
-                _LOG.warning("apply of %s: %s", name, error.message)
+                # In a cluster another server's applier is at work.
+                is_usual = section.cluster and isinstance(error, StoreBusy)
+                level = logging.DEBUG if is_usual else logging.WARNING
+                _LOG.log(level, "apply of %s: %s", name, error.message)
             if every_s is None and errors:
                 raise next(iter(errors.values()))
             if every_s is None:

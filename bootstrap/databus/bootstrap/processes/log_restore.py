@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import FOLDER, HotLog
-from databus.bootstrap.log.log_recording import IDENTITY
-from databus.bootstrap.log.seeding import DUMPING, REPAIRING, SEEDED
-from databus.bootstrap.processes.log_writer import writer_leases
+from databus.bootstrap.log.log_recording import IDENTITY, notes_at
+from databus.bootstrap.log.seeding import SEEDED
+from databus.bootstrap.processes.writer_leases import writer_leases
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.log_record import (
     LogRecord,
@@ -30,7 +29,7 @@ from databus.bootstrap.runs.log_record import (
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.parquet_runs import Run, RunFile
 from databus.bootstrap.runs.run_storage import MANIFEST
-from databus.common.checkpoint import Position, decode_position
+from databus.common.checkpoint import Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import DatabusError, StoreError
 
@@ -109,7 +108,7 @@ def restore_log(database: str, folder: Path, store: Store) -> Restored:
     schemas = read_schemas(store.storage, record)
     if record.database != database:
         raise StoreError(f"{store.url} holds the database {record.database}, not {database}")
-    notes = _notes_at(stop, record.notes)
+    notes = notes_at(stop, record.notes)
     states = notes.get("seeding", {})
     waiting = tuple(name for name, one in states.items() if one["state"] != SEEDED)
     restored = Restored(database, stop, len(schemas), waiting)
@@ -140,25 +139,6 @@ def _require_restored(log: HotLog, record: LogRecord, stop: Position) -> None:
             f"`databus bootstrap` to continue with it, or move {log.folder.parent} away and "
             "restore again"
         )
-
-
-def _notes_at(stop: Position, notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of a log that ends at ``stop``: the frames after that are not in it."""
-    gaps = [one for one in notes.get("gaps", []) if decode_position(one["from"]) < stop]
-    states = {name: _state_at(stop, one) for name, one in notes.get("seeding", {}).items()}
-    if any(one["state"] != SEEDED for one in states.values()):
-        # The rows of a repair may be among those that are to come again.
-        gaps = [{k: v for k, v in one.items() if k != "repaired_us"} for one in gaps]
-    return {**notes, "gaps": gaps, "seeding": states}
-
-
-def _state_at(stop: Position, one: Mapping[str, Any]) -> dict[str, Any]:
-    """A source whose last rows lie after ``stop`` is whole once these have come again."""
-    if one["state"] != SEEDED or not one.get("end") or decode_position(one["end"]) <= stop:
-        return dict(one)
-    if "dump" in one:
-        return {"state": DUMPING, "dump": one["dump"], "end": one["end"], "rows": 0}
-    return {"state": REPAIRING}
 
 
 def copy_store(source: Store, target: Store, folder: Path) -> None:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from databus.bootstrap.log import log_gaps, seeding, segments
 from databus.bootstrap.log.configured_stores import Stores
@@ -27,6 +24,7 @@ from databus.bootstrap.log.log_recording import record_notes
 from databus.bootstrap.log.relay_api import RelayApi, credentials_of
 from databus.bootstrap.log.seeding import Seeder
 from databus.bootstrap.log.table_repairs import TableRepairs, name_of
+from databus.bootstrap.processes.writer_leases import writer_leases
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy
@@ -55,7 +53,8 @@ NOTE_EVERY_S = 2.0
 RECORD_EVERY_S = 5.0
 RETRY_S = 1.0
 UNSEALED_SEGMENTS = 2
-OWNER = "owner"
+STANDBY = "standby"
+"""The state of a writer whose database another server writes."""
 
 
 def _now_us() -> int:
@@ -125,29 +124,49 @@ class LogWriter:
         with contextlib.ExitStack() as held:
             while True:
                 try:
-                    await self._alone(self._begin, held)
+                    await self.alone(self._begin, held)
                     break
                 except Exception as error:
                     if not patient:
                         raise
-                    # The log is not ours: nothing may be written to it.
-                    word = self._word("failing", self._failure(error))
-                    self._logs.words[self.folder / FOLDER] = word
+                    self.report(error)
                 await asyncio.sleep(RETRY_S)
-            credentials = credentials_of(self.config)
-            async with RelayApi(self.config.relays, credentials) as relay:
-                while True:
-                    try:
-                        await self._follow(relay)
-                    except Exception as error:
-                        self._note("failing", self._failure(error))
-                    await asyncio.sleep(RETRY_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """Write until cancelled; a failure is shown in the status and retried.
+
+        The caller holds the leases.
+        """
+        async with RelayApi(self.config.relays, credentials_of(self.config)) as relay:
+            while True:
+                try:
+                    await self._follow(relay)
+                except Exception as error:
+                    self._note("failing", self._failure(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def copy(self) -> None:
+        """Read the relays into the log until cancelled, while another server seals.
+
+        The caller holds the log's lease.
+        """
+        while True:
+            try:
+                await self._read(STANDBY)
+            except Exception as error:
+                self._note("failing", self._failure(error))
+            await asyncio.sleep(RETRY_S)
 
     def _begin(self, held: contextlib.ExitStack) -> None:
         """Take the writer's leases and give them to ``held``; all of them or none."""
         with contextlib.ExitStack() as taken:
             taken.enter_context(writer_leases(self.folder, self.store))
             held.push(taken.pop_all())
+
+    def report(self, error: Exception) -> None:
+        """Show a failure in the status.  The log is not ours: nothing may be written to it."""
+        self._logs.words[self.folder / FOLDER] = self._word("failing", self._failure(error))
 
     def _failure(self, error: Exception) -> str:
         """Log a failure; returns its text for the status."""
@@ -160,7 +179,7 @@ class LogWriter:
     async def _follow(self, relay: RelayApi) -> None:
         """Bind, tidy up, and read until the stream fails or a gap opens."""
         await self._bind(relay)
-        await self._alone(segments.finish, self.log, self.store, self._now_us())
+        await self.alone(segments.finish, self.log, self.store, self._now_us())
         self._note("running", "")
         seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
         seeds = asyncio.create_task(self._keep_seeding(seeder))
@@ -201,7 +220,7 @@ class LogWriter:
             )
         self.log.bind(self.database, str(document["clock"]), start)
 
-    async def _read(self) -> None:
+    async def _read(self, state: str = "running") -> None:
         client = DatabusClient(
             database=self.database,
             relays=self.config.relays,
@@ -217,7 +236,7 @@ class LogWriter:
                 await self._room()
                 if part.data and (scan(part.data, verify=False).op == Op.TABLE_STATE).any():
                     self._table_state.set()
-                self._note("running", "")
+                self._note(state, "")
 
     def _learnt(self, client: DatabusClient) -> tuple[SourceSchema, ...]:
         """A copy of the client's schemas if they have changed since the last call: the client
@@ -320,7 +339,7 @@ class LogWriter:
             last,
             oldest,
         )
-        await self._alone(self._continue_after, oldest)
+        await self.alone(self._continue_after, oldest)
 
     def _continue_after(self, oldest: Position) -> None:
         """Retain what can be repaired; otherwise restart with an empty log."""
@@ -335,10 +354,11 @@ class LogWriter:
         log_gaps.restart_behind(self.log, last, last, self._now_us())
         segments.finish(self.log, self.store, self._now_us())
 
-    async def _alone(self, work: Callable[..., object], *arguments: Any) -> None:
+    async def alone(self, work: Callable[..., object], *arguments: Any) -> None:
         """Do work on log and store in a thread while none appends or seals."""
         async with self._sealing:
             await self._in_thread(self._appending, work, *arguments)
+        self._is_sealed.set()
 
     @staticmethod
     async def _in_thread(lock: asyncio.Lock, work: Callable[..., object], *arguments: Any) -> None:
@@ -380,7 +400,7 @@ class LogWriter:
                 report = await _first_answer(self.config, self.database, verifier_of, source)
         except UnsupportedChange as error:
             _LOG.warning("%s; %s is dumped again", error.message, self.database)
-            await self._alone(self._restart_empty)
+            await self.alone(self._restart_empty)
             return None
         if not report.is_equal or not report.is_followed:
             return None
@@ -423,97 +443,3 @@ async def _first_answer(
             except ServerUnavailable as error:
                 errors.append(error.message)
     raise ServerUnavailable("; ".join(errors) or "no relay is configured")
-
-
-@contextlib.contextmanager
-def writer_leases(folder: Path, store: Store) -> Iterator[None]:
-    """Be the only writer of the log in ``folder`` and of its store while the block runs.
-
-    Raises:
-        StoreBusy: another process is.
-    """
-    local = Store(folder)
-    local.create()
-    with contextlib.ExitStack() as taken:
-        taken.enter_context(local.lease("writer"))
-        if store.storage.folder is None:
-            store.create()
-            # While we hold the log's folder, no other process can be the owner that it names.
-            taken.enter_context(store.lease("writer", _owner(local)))
-        yield
-
-
-def _owner(local: Store) -> str:
-    """The name of the log in this folder, which is stored there."""
-    name = (local.storage.read_note(OWNER) or b"").decode().strip()
-    if not name:
-        name = uuid.uuid4().hex
-        local.storage.write_note(OWNER, f"{name}\n".encode())
-    return name
-
-
-@dataclass(slots=True, eq=False)
-class WriterGroup:
-    """The databases of one of several log writers; its parent adds some at any time."""
-
-    number: int
-    databases: list[str] = field(default_factory=list)
-
-    def follow(self, lines: BinaryIO) -> None:
-        """Take the names that the parent sends; end the process when there is no parent."""
-        for line in lines:
-            self.databases += json.loads(line)
-        os._exit(0)
-
-
-async def write_logs(
-    config: BootstrapConfig,
-    logs: OpenLogs,
-    stop: asyncio.Event,
-    group: WriterGroup | None = None,
-) -> None:
-    """Write the logs of all configured databases; of all databases of the relays if none is named.
-
-    With ``group``, its databases alone are written.  Databases that are added later are included.
-    If a store cannot be opened, it is retried: the other databases are written meanwhile.
-
-    Raises:
-        StoreError: a store cannot be opened at the start, without ``group``.
-        StoreBusy: another process writes one of the logs, likewise.
-    """
-    writers: dict[str, asyncio.Task[None]] = {}
-    stores = Stores(config)
-    stopping = asyncio.create_task(stop.wait())
-    number = 1 if group is None else group.number
-    try:
-        async with RelayApi(config.relays, credentials_of(config)) as relay:
-            while not stop.is_set():
-                patient = bool(writers) or group is not None
-                names = await listed_databases(config, relay) if group is None else group.databases
-                for name in [name for name in names if name not in writers]:
-                    writer = LogWriter(config, name, logs, stores.store(name), number=number)
-                    writers[name] = asyncio.create_task(writer.run(patient=patient))
-                done, _ = await asyncio.wait(
-                    {stopping, *writers.values()},
-                    timeout=SEEDED_POLL_S if writers and group is None else RETRY_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                for task in done - {stopping}:
-                    task.result()
-    finally:
-        for task in (stopping, *writers.values()):
-            task.cancel()
-        await asyncio.gather(stopping, *writers.values(), return_exceptions=True)
-
-
-async def listed_databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...]:
-    """The databases of the configuration, or else of the relays; none while no relay answers."""
-    if config.databases:
-        return config.databases
-    try:
-        return tuple(await relay.databases())
-    except DatabusError as error:
-        _LOG.warning("waiting for a relay: %s", error.message)
-    except Exception:
-        _LOG.exception("listing the databases of a relay")
-    return ()

@@ -19,12 +19,8 @@ from pathlib import Path
 
 from databus.bootstrap.log.hot_log import FOLDER
 from databus.bootstrap.log.relay_api import RelayApi, credentials_of
-from databus.bootstrap.processes.log_writer import (
-    RETRY_S,
-    SEEDED_POLL_S,
-    WriterGroup,
-    listed_databases,
-)
+from databus.bootstrap.processes.log_writer import RETRY_S, SEEDED_POLL_S
+from databus.bootstrap.processes.log_writers import WriterGroup, listed_databases
 from databus.bootstrap.reading.stored_database import OpenLogs
 from databus.common.config import BootstrapConfig
 

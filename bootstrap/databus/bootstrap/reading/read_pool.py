@@ -94,7 +94,13 @@ class ReadPool:
 
     async def aside(self, work: Callable[[], None]) -> None:
         """Do something short, whatever the steps do; it is done when this returns or raises."""
-        await completed(asyncio.wrap_future(self._ends.submit(work)))
+        try:
+            doing = self._ends.submit(work)
+        except RuntimeError:
+            # The server stops, and this reader, which took nothing more, is the last to end.
+            work()
+        else:
+            await completed(asyncio.wrap_future(doing))
 
     def close(self) -> None:
         """End the threads; there is no reader any more."""

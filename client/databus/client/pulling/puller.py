@@ -147,6 +147,9 @@ class Puller:
         """Where this stream began: a position, once a relay has resolved "latest"."""
         self._in_window = False
         self._window_server = ""
+        # In a bootstrap: the frames after the mark that come again, and the last one of them.
+        self._again = 0
+        self._last: Position | None = None
 
     async def run(self) -> NoReturn:
         """Pull until cancelled or until the machine stops."""
@@ -246,8 +249,11 @@ class Puller:
             if isinstance(self.origin, AtTime) and body.start is not None:
                 self.origin = self._online(body.start)
             splitter = FrameSplitter()
+            is_first = True
             while chunk := await body.read():
-                data = splitter.feed(chunk)
+                data: bytes | memoryview = splitter.feed(chunk)
+                if data and self._again:
+                    data, is_first = self._continued(step.server, data, is_first=is_first), False
                 if data and await self._take_bootstrap(step.server, data):
                     return PullOutcome.TARGET
             _check_whole(step.server, splitter)
@@ -257,7 +263,11 @@ class Puller:
         """Where the request starts; at the window's start if another server continues."""
         bootstrap = step.state is State.BOOTSTRAP
         moved = step.server != self._window_server
-        if self._in_window and (bootstrap or (moved and self.sink.replays)):
+        self._again = 0
+        if self._in_window and bootstrap and isinstance(self._mark_resume, BootstrapCheckpoint):
+            # The sink retains them: ``_continued`` discards what comes again.
+            self._again = self._frame_count - self._mark
+        elif self._in_window and (bootstrap or (moved and self.sink.replays)):
             self._rewind()
         self._window_server = step.server
         return self.machine.resume
@@ -365,7 +375,30 @@ class Puller:
             self._mark = block.first + end + 1
             self._mark_resume = self._online(block.single_frame(end).position)
 
-    async def _take_bootstrap(self, server: str, data: bytes) -> bool:
+    def _continued(
+        self, server: str, data: bytes | memoryview, *, is_first: bool
+    ) -> bytes | memoryview:
+        """What is new in an answer of which the sink has the beginning.
+
+        An answer begins with the requested checkpoint if it continues there, and then has the same
+        frames in the same order.  Otherwise they are cut, and come again.
+        """
+        block = Block(data, first=self._frame_count, bootstrap=True)
+        block.raise_error_frame()
+        if is_first and not _is_at(block, self._mark_resume):
+            self._rewind()
+            self._again = 0
+            return data
+        begin = int(is_first)
+        end = min(begin + self._again, block.count)
+        self._again -= end - begin
+        is_other = bool((block.op_column[begin:end] == Op.CHECKPOINT).any())
+        if is_other or (not self._again and block.position(end - 1) != self._last):
+            self._rewind()
+            raise ServerUnavailable(f"{server} sent other rows after a checkpoint than before")
+        return block.frames_from(end)
+
+    async def _take_bootstrap(self, server: str, data: bytes | memoryview) -> bool:
         """Pass frames of a bootstrap to the sink; True when its target has arrived."""
         block = Block(data, first=self._frame_count, bootstrap=True)
         block.raise_error_frame()
@@ -374,7 +407,7 @@ class Puller:
             decode(bytes(block.frame(index).after or b"")) for index in block.all_of(Op.CHECKPOINT)
         ]
         await self._hand_on(block)
-        self._in_window = True
+        self._in_window, self._last = True, block.position(block.count - 1)
         if not checkpoints:
             return False
         last = checkpoints[-1]
@@ -433,6 +466,18 @@ def _start_query(resume: Resume) -> dict[str, str]:
 def _is_behind(resume: Resume, position: Position) -> bool:
     """Whether a frame at ``position`` is new to a reader that resumes at ``resume``."""
     return isinstance(resume, UnresolvedStart) or position > resume.position
+
+
+def _is_at(block: Block, resume: Resume) -> bool:
+    """Whether a bootstrap begins where it was requested: at the same row of the same run."""
+    if block.ops[0] != Op.CHECKPOINT or not isinstance(resume, BootstrapCheckpoint):
+        return False
+    found = decode(bytes(block.frame(0).after or b""))
+    return isinstance(found, BootstrapCheckpoint) and (found.run, found.row, found.position) == (
+        resume.run,
+        resume.row,
+        resume.position,
+    )
 
 
 def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:
