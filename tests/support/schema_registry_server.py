@@ -1,12 +1,14 @@
 """A schema registry for tests: Confluent's REST calls that we use, with backward compatibility.
 
 What it checks is the part of Avro's rules that tests meet: a field that a new version has and the
-old one has not needs a default, and a field of both retains its type.
+old one has not needs a default, and a field of both retains its type.  Of Protobuf: the field
+with a number retains its type.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +30,9 @@ class SchemaRegistryServer:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
-                schema = json.loads(json.loads(self.rfile.read(length))["schema"])
+                body = json.loads(self.rfile.read(length))
+                is_avro = body["schemaType"] == "AVRO"
+                schema = json.loads(body["schema"]) if is_avro else body["schema"]
                 registry.authorizations.append(self.headers.get("Authorization"))
                 parts = [unquote(one) for one in urlsplit(self.path).path.strip("/").split("/")]
                 if parts[0] == "compatibility":
@@ -38,6 +42,17 @@ class SchemaRegistryServer:
                     self._answer(409, {"error_code": 409, "message": "incompatible"})
                 else:
                     self._answer(200, {"id": registry.add(parts[1], schema)})
+
+            def do_GET(self) -> None:
+                subject = unquote(urlsplit(self.path).path.split("/")[2])
+                versions = registry.subjects.get(subject)
+                if versions is None:
+                    self._answer(404, {"error_code": 40401, "message": "no such subject"})
+                    return
+                schema = registry.schemas[versions[-1] - 1]
+                is_text = isinstance(schema, str)
+                found = {"schema": schema, "schemaType": "PROTOBUF"}
+                self._answer(200, found if is_text else {"schema": json.dumps(schema)})
 
             def _answer(self, status: int, document: Any) -> None:
                 body = json.dumps(document).encode()
@@ -78,6 +93,13 @@ class SchemaRegistryServer:
 
 
 def _conflicts(old: Any, new: Any) -> list[str]:
+    if isinstance(old, str) or isinstance(new, str):
+        was, now = (_types_by_number(one) for one in (old, new))
+        return [
+            f"the type of {place} was {was[place]} and is {now[place]}"
+            for place in was
+            if place in now and was[place] != now[place]
+        ]
     if isinstance(old, list) and isinstance(new, list):
         return [why for one, two in zip(old, new, strict=False) for why in _conflicts(one, two)]
     if not (
@@ -93,6 +115,18 @@ def _conflicts(old: Any, new: Any) -> list[str]:
             found += _conflicts(known[field["name"]]["type"], field["type"])
         elif "default" not in field:
             found.append(f"the field {field['name']} has no default")
+    return found
+
+
+def _types_by_number(text: str) -> dict[tuple[str, int], str]:
+    """The type of each field of a proto file, by its message and number."""
+    found: dict[tuple[str, int], str] = {}
+    message = ""
+    for line in str(text).splitlines():
+        if named := re.match(r"message (\w+) {", line):
+            message = named[1]
+        elif field := re.match(r"  (?:optional |repeated )?([\w.]+) \w+ = (\d+)", line):
+            found[message, int(field[2])] = field[1]
     return found
 
 

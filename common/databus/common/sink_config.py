@@ -56,7 +56,9 @@ class SqlSinkConfig(Section):
 
 EnvelopeName = Literal["databus", "debezium", "cloudevents", "maxwell", "flat"]
 TYPED_ENVELOPES = ("debezium", "flat")
-"""Those whose values have a schema, and therefore an Avro form."""
+"""Those whose values have a schema, and therefore a form in Avro and Protobuf."""
+REGISTERED_FORMATS = ("avro", "protobuf")
+"""Formats whose schemas are in a registry."""
 
 
 class KafkaSinkConfig(Section):
@@ -74,10 +76,10 @@ class KafkaSinkConfig(Section):
     """Form of the records.
     Example: envelope = "debezium" """
 
-    format: Literal["json", "json-schemas", "avro"] = "json"
+    format: Literal["json", "json-schemas", "avro", "protobuf"] = "json"
     """Encoding of key and value. `json-schemas` puts the schema beside each payload, as Kafka
-    Connect's JSON converter does. `avro` is Confluent's wire format; it needs `registry`, and the
-    envelope `debezium` or `flat`.
+    Connect's JSON converter does. `avro` and `protobuf` are Confluent's wire formats; they need
+    `registry`, and the envelope `debezium` or `flat`.
     Example: format = "json-schemas" """
 
     registry: HiddenText | None = None
@@ -116,13 +118,14 @@ class KafkaSinkConfig(Section):
     Example: options = { "compression.type" = "lz4", "sasl.password" = "env:KAFKA_PASSWORD" } """
 
     @pydantic.model_validator(mode="after")
-    def _avro_has_a_registry_and_types(self) -> KafkaSinkConfig:
-        if self.format == "avro":
+    def _registered_formats_have_a_registry_and_types(self) -> KafkaSinkConfig:
+        if self.format in REGISTERED_FORMATS:
             if not self.registry:
-                raise ValueError('format = "avro" needs the URL of a `registry`')
+                raise ValueError(f'format = "{self.format}" needs the URL of a `registry`')
             if self.envelope not in TYPED_ENVELOPES:
                 raise ValueError(
-                    f'format = "avro" needs an envelope with types: {", ".join(TYPED_ENVELOPES)}'
+                    f'format = "{self.format}" needs an envelope with types: '
+                    f"{', '.join(TYPED_ENVELOPES)}"
                 )
         return self
 

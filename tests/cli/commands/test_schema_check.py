@@ -157,17 +157,32 @@ def test_a_mirror_drops_what_the_source_drops(gate: Gate) -> None:
     assert found["sink"] == "the mirror drops its column amount"
 
 
-def test_the_registry_is_asked_whether_it_takes_the_new_schema(
-    gate: Gate, registry: SchemaRegistryServer
-) -> None:
-    text = (
+def registered_sink(registry: SchemaRegistryServer, form: str) -> str:
+    return (
         SINK.format(
-            extra='[sink.kafka]\nservers = "127.0.0.1:1"\nenvelope = "flat"\nformat = "avro"\n'
+            extra=f'[sink.kafka]\nservers = "127.0.0.1:1"\nenvelope = "flat"\nformat = "{form}"\n'
             f'registry = "{registry.url}"\n'
         )
         .replace('columns = ["state", "note"]\n', "")
         .replace("where", "# where")
     )
+
+
+def test_a_registry_compares_protobuf_by_the_numbers_of_the_newest_version(
+    gate: Gate, registry: SchemaRegistryServer
+) -> None:
+    sink = gate.sink(registered_sink(registry, "protobuf"))
+    registry.add("shop.shop.orders-value", "message Flat {\n  int64 a = 7;\n  string state = 1;\n}")
+    found = gate.kinds("ALTER TABLE orders ADD b INT NOT NULL AFTER id", *sink)
+    assert "registry" not in found
+    found = gate.kinds("ALTER TABLE orders ADD a INT NOT NULL AFTER id", *sink)
+    assert "('Flat', 7) was int64 and is int32" in found["registry"]
+
+
+def test_the_registry_is_asked_whether_it_takes_the_new_schema(
+    gate: Gate, registry: SchemaRegistryServer
+) -> None:
+    text = registered_sink(registry, "avro")
     sink = gate.sink(text)
     alter = "ALTER TABLE orders ADD a INT NOT NULL AFTER id"
     assert "registry" not in gate.kinds(alter, *sink)  # No version is registered yet.

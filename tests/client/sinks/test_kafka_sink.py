@@ -32,6 +32,7 @@ from tests.client.delivery.test_dispatch_modes import workload
 from tests.client.scripted_server import Fault
 from tests.client.shop import ORDERS, orders, window
 from tests.client.sinks.sink_runs import Watched
+from tests.common.envelopes.test_protobuf_encoding import compiled
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_broker import kafka_broker as kafka_broker  # a fixture
 from tests.support.processes import Processes
@@ -105,6 +106,22 @@ async def test_avro_records_name_their_schema_in_the_registry(
     schema = fastavro.parse_schema(registry.schemas[1])
     value: Any = fastavro.schemaless_reader(io.BytesIO(records[0].value()[5:]), schema, None)
     assert (value["op"], value["after"]["id"], value["source"]["lsn"]) == ("c", 7, 1)
+
+
+async def test_protobuf_records_name_their_schema_in_the_registry(
+    scripted: StartServer, kafka_broker: KafkaBroker, registry: SchemaRegistryServer, tmp_path: Path
+) -> None:
+    server = await scripted(orders(1, 7), orders(2, 7, op="d"))
+    settings = {"envelope": "flat", "format": "protobuf", "registry": registry.url}
+    config = config_of(kafka_broker, "proto", server.url, kafka=settings)
+    await Watched(config, sink_of(config)).until_scn(2)
+    created, deleted, tombstone = kafka_broker.committed("proto.shop.orders")
+    assert registry.subjects == {"proto.shop.orders-key": [1], "proto.shop.orders-value": [2]}
+    assert [one.key()[:6] for one in (created, deleted)] == [b"\0\0\0\0\1\0"] * 2
+    assert tombstone.key() == deleted.key() and tombstone.value() is None
+    make = compiled(registry.schemas[1], tmp_path)
+    values = [make.FromString(one.value()[6:]) for one in (created, deleted)]
+    assert [(one.id, getattr(one, "__op")) for one in values] == [(7, "c"), (7, "d")]
 
 
 @pytest.mark.parametrize("seed", range(3))

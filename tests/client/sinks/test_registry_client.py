@@ -7,6 +7,7 @@ import pytest
 from databus.client.sinks.kafka.registry_client import SchemaRegistry
 from databus.common.envelopes.avro_encoding import avro_schema
 from databus.common.envelopes.connect_types import INT32, OPTIONAL_STRING, STRING, struct
+from databus.common.envelopes.protobuf_encoding import ProtobufSchema
 from databus.common.errors import SinkRefused, SinkUnavailable
 from databus.common.sink_config import KafkaSinkConfig
 from tests.support.schema_registry_server import SchemaRegistryServer
@@ -36,6 +37,24 @@ def test_an_incompatible_version_is_refused_with_the_reason(registry: SchemaRegi
     assert registry.subjects == {"t-value": [1]}
 
 
+def test_the_numbers_of_a_new_protobuf_version_are_those_of_the_newest_one(
+    registry: SchemaRegistryServer,
+) -> None:
+    client = SchemaRegistry(registry.url)
+    assert client.newest("p-value") == ""
+    kinds = [struct("t.Value", *((name, INT32) for name in names)) for names in ("ab", "bc", "abc")]
+    for number, kind in enumerate(kinds, 1):
+        text = ProtobufSchema(kind, client.newest("p-value")).text
+        assert client.conflict("p-value", text) == ""
+        assert client.register("p-value", text) == number
+        assert client.newest("p-value") == text
+    changed = ProtobufSchema(struct("t.Value", ("b", STRING)), client.newest("p-value")).text
+    with pytest.raises(SinkRefused, match="was int32 and is string"):
+        client.register("p-value", changed)
+    client.register("a-value", FIRST)
+    assert client.newest("a-value") == ""
+
+
 def test_user_and_password_go_into_the_header_and_not_into_messages(
     registry: SchemaRegistryServer,
 ) -> None:
@@ -46,8 +65,9 @@ def test_user_and_password_go_into_the_header_and_not_into_messages(
     assert "secret" not in str(caught.value)
 
 
-def test_avro_needs_a_registry_and_an_envelope_with_types() -> None:
-    given = {"servers": "127.0.0.1:9092", "format": "avro", "envelope": "debezium"}
+@pytest.mark.parametrize("form", ["avro", "protobuf"])
+def test_a_registered_format_needs_a_registry_and_an_envelope_with_types(form: str) -> None:
+    given = {"servers": "127.0.0.1:9092", "format": form, "envelope": "debezium"}
     with pytest.raises(ValueError, match="registry"):
         KafkaSinkConfig.model_validate(given)
     with pytest.raises(ValueError, match="debezium, flat"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from databus.cli.gate.gate_findings import FindingKind, GateFinding
 from databus.cli.gate.table_effects import TableEffect
@@ -18,7 +19,7 @@ from databus.common.errors import BadFilter, ConfigError, DatabusError
 from databus.common.filters.predicate import compile_predicate, parse_where
 from databus.common.filters.stream_filter import matches
 from databus.common.schema.source_schema import Column, SourceSchema
-from databus.common.sink_config import KafkaSinkConfig, RouteConfig, SinkConfig
+from databus.common.sink_config import REGISTERED_FORMATS, KafkaSinkConfig, RouteConfig, SinkConfig
 
 
 class SinkCheck:
@@ -67,7 +68,7 @@ class SinkCheck:
             )
         if config.sql is not None:
             yield from self._mirror(_chosen(before, route), _chosen(after, route))
-        if config.kafka is not None and config.kafka.format == "avro":
+        if config.kafka is not None and config.kafka.format in REGISTERED_FORMATS:
             yield from self._subjects(config.kafka, route, _chosen(after, route))
 
     def _route(self, source: str) -> RouteConfig | None:
@@ -173,7 +174,14 @@ class SinkCheck:
             topic = (found.target if found is not None else "") or types.topic
             for part, kind in (("key", types.key), ("value", types.value)):
                 subject = f"{topic}-{part}"
-                if why := registry.conflict(subject, avro_schema(kind)):
+                schema: Any
+                if config.format == "protobuf":
+                    from databus.common.envelopes.protobuf_encoding import ProtobufSchema
+
+                    schema = ProtobufSchema(kind, registry.newest(subject)).text
+                else:
+                    schema = avro_schema(kind)
+                if why := registry.conflict(subject, schema):
                     yield GateFinding(
                         FindingKind.REGISTRY,
                         f"subject {subject} of sink {self._config.name}",

@@ -29,7 +29,7 @@ _PRIMITIVES = {
     "string": "string",
     "bytes": "bytes",
 }
-_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _WIDEST = 64
 """The precision of a decimal that does not state one."""
 
@@ -99,7 +99,7 @@ def _plain(kind: ConnectType, named: set[str]) -> Any:
         found = {"type": _PRIMITIVES[kind.type]}
     else:
         raise FormatError(f"a value of the type {kind.type} has no Avro form")
-    if kind.name == _DECIMAL:
+    if kind.name == DECIMAL:
         parameters = dict(kind.parameters)
         found["scale"] = int(parameters["scale"])
         found["precision"] = int(parameters.get("connect.decimal.precision", _WIDEST))
@@ -111,7 +111,7 @@ def _plain(kind: ConnectType, named: set[str]) -> Any:
 
 
 def _record(kind: ConnectType, named: set[str]) -> Any:
-    full = ".".join(_legal(part) for part in kind.name.split("."))
+    full = ".".join(legal_name(part) for part in kind.name.split("."))
     if full in named:
         return full
     named.add(full)
@@ -149,7 +149,7 @@ def _of_connect(kind: ConnectType) -> dict[str, Any]:
 
 def field_names(kind: ConnectType) -> list[str]:
     """Names that Avro allows, each once, equal to the given ones where those are allowed."""
-    return _distinct(_legal(name) for name, _ in kind.fields)
+    return _distinct(legal_name(name) for name, _ in kind.fields)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
@@ -162,7 +162,8 @@ def _distinct(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _legal(name: str) -> str:
+def legal_name(name: str) -> str:
+    """A name that Avro allows, equal to the given one where that is allowed."""
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return plain if re.match(r"[A-Za-z_]", plain) else f"_{plain}"
 

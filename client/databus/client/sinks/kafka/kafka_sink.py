@@ -23,7 +23,7 @@ from databus.common.envelopes.avro_encoding import AvroEncoding
 from databus.common.envelopes.json_encoding import JsonEncoding
 from databus.common.envelopes.row_change import Encoding
 from databus.common.errors import CheckpointMoved, DatabusError, SinkRefused, SinkUnavailable
-from databus.common.sink_config import KafkaSinkConfig
+from databus.common.sink_config import REGISTERED_FORMATS, KafkaSinkConfig
 
 IDLE_CHECKPOINT_S = 10.0
 """How often a checkpoint is stored that has no rows before it."""
@@ -54,16 +54,13 @@ class KafkaSink(Sink):
             "bootstrap.servers": config.servers,
             **{name: text.reveal for name, text in config.options.items()},
         }
-        encoding: Encoding = JsonEncoding(with_schemas=config.format == "json-schemas")
-        if config.format == "avro" and config.registry is not None:
-            encoding = AvroEncoding(SchemaRegistry(config.registry.reveal).register)
         records = RowRecords(
             config.envelope,
             prefix=config.prefix,
             catalogue=config.catalogue,
             tombstones=config.tombstones,
         )
-        self._records = EncodedRecords(records, encoding)
+        self._records = EncodedRecords(records, _encoding(config))
         self._topics: set[str] = set()
         self._context: SinkContext | None = None
         self._producer: Any = None
@@ -224,3 +221,14 @@ class KafkaSink(Sink):
         self._produced += 1
         if self._produced % _POLL_EVERY == 0:
             self._producer.poll(0)
+
+
+def _encoding(config: KafkaSinkConfig) -> Encoding:
+    if config.registry is None or config.format not in REGISTERED_FORMATS:
+        return JsonEncoding(with_schemas=config.format == "json-schemas")
+    registry = SchemaRegistry(config.registry.reveal)
+    if config.format == "avro":
+        return AvroEncoding(registry.register)
+    from databus.common.envelopes.protobuf_encoding import ProtobufEncoding
+
+    return ProtobufEncoding(registry)

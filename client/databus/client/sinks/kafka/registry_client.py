@@ -15,6 +15,8 @@ _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _MOST_BYTES = 4 << 20
 """Of an answer: a schema is smaller."""
 _TIMEOUT_S = 30.0
+Schema = dict[str, Any] | str
+"""A schema of Avro, or the text of one of Protobuf."""
 
 
 class SchemaRegistry:
@@ -37,11 +39,19 @@ class SchemaRegistry:
             login += urllib.parse.unquote(parts.password or "")
             self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
 
-    def register(self, subject: str, schema: dict[str, Any]) -> int:
-        """The id of a schema; it becomes the subject's newest version unless it is one already."""
-        body = {"schema": json.dumps(schema), "schemaType": "AVRO"}
+    def newest(self, subject: str) -> str:
+        """The text of a subject's newest Protobuf schema; "" if there is none."""
         name = urllib.parse.quote(subject, safe="")
-        status, answer = self._post(f"/subjects/{name}/versions", body)
+        status, answer = self._call(f"/subjects/{name}/versions/latest")
+        if status == 404 or answer.get("schemaType") != "PROTOBUF":
+            return ""
+        return str(answer["schema"])
+
+    def register(self, subject: str, schema: Schema) -> int:
+        """The id of a schema; it becomes the subject's newest version unless it is one already."""
+        body = _body(schema)
+        name = urllib.parse.quote(subject, safe="")
+        status, answer = self._call(f"/subjects/{name}/versions", body)
         if status == 409:
             why = self._why(name, body, answer)
             raise SinkRefused(
@@ -52,11 +62,11 @@ class SchemaRegistry:
             raise SinkRefused(f"the registry answers {status} for {subject}: {answer}")
         return int(answer["id"])
 
-    def conflict(self, subject: str, schema: dict[str, Any]) -> str:
+    def conflict(self, subject: str, schema: Schema) -> str:
         """Why the subject would refuse a schema; "" if it would not, or has no version yet."""
-        body = {"schema": json.dumps(schema), "schemaType": "AVRO"}
+        body = _body(schema)
         name = urllib.parse.quote(subject, safe="")
-        status, answer = self._post(
+        status, answer = self._call(
             f"/compatibility/subjects/{name}/versions/latest?verbose=true", body
         )
         if status == 404 or (status == 200 and answer.get("is_compatible")):
@@ -67,16 +77,15 @@ class SchemaRegistry:
 
     def _why(self, name: str, body: dict[str, Any], answer: dict[str, Any]) -> str:
         """The reasons, where the registry gives them."""
-        status, found = self._post(
+        status, found = self._call(
             f"/compatibility/subjects/{name}/versions/latest?verbose=true", body
         )
         reasons = found.get("messages") if status == 200 else None
         return "; ".join(map(str, reasons)) if reasons else str(answer.get("message", answer))
 
-    def _post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        request = urllib.request.Request(
-            self._url.rstrip("/") + path, json.dumps(body).encode(), self._headers
-        )
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url.rstrip("/") + path, data, self._headers)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 status, text = answer.status, answer.read(_MOST_BYTES)
@@ -92,3 +101,9 @@ class SchemaRegistry:
         except ValueError:
             found = {"message": text.decode(errors="replace")[:200]}
         return status, found if isinstance(found, dict) else {"message": str(found)}
+
+
+def _body(schema: Schema) -> dict[str, Any]:
+    if isinstance(schema, str):
+        return {"schema": schema, "schemaType": "PROTOBUF"}
+    return {"schema": json.dumps(schema), "schemaType": "AVRO"}
