@@ -20,6 +20,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "[http.tls]": access_config.TlsConfig,
     "[relay]": config.RelayConfig,
     "[cluster]": config.ClusterConfig,
+    "[cluster.zookeeper_access]": config.ZooKeeperAccess,
     "[cluster.s3]": config.S3Options,
     "[[database]]": config.DatabaseConfig,
     "[auth]": access_config.AuthConfig,

@@ -88,6 +88,9 @@ def test_the_example_of_a_key_is_accepted(section: str) -> None:
         }
         if model is config.ClusterConfig and key.name != "store":
             values = {"zookeeper": "a:1", **values}
+        if model is config.ZooKeeperAccess:
+            pairs = ({"certificate": "a.pem", "key": "a.key"}, {"user": "a", "password": "b"})
+            values = {"tls": True, **pairs[key.name in pairs[1]], **values}
         if model in required:
             values = {**tomllib.loads(required[model]), **values}
         if key.name.startswith("hash_"):

@@ -15,9 +15,12 @@ from typing import Self
 import pytest
 
 from databus.cli.demo.private_servers import free_port
+from tests.support.certificates import Authority
 from tests.support.waiting import eventually_sync
 
 JAR = Path("/usr/share/java/zookeeper.jar")
+_NETTY = ":".join(str(JAR.with_name(f"netty-{part}.jar")) for part in ("codec", "resolver"))
+"""For TLS: the other jar names the rest of Netty's."""
 _SETTINGS = """\
 tickTime=250
 initLimit=20
@@ -42,8 +45,17 @@ class ZooKeeperServer:
     Owner: one test process.  A session lasts 0.5 to 5 s, by ticks of 250 ms.
     """
 
-    def __init__(self, folder: Path, number: int = 1, ensemble: str = "") -> None:
-        """``ensemble`` are the settings with all of its servers, this one by its ``number``."""
+    def __init__(
+        self,
+        folder: Path,
+        number: int = 1,
+        ensemble: str = "",
+        authority: Authority | None = None,
+    ) -> None:
+        """``ensemble`` are the settings with all of its servers, this one by its ``number``.
+
+        With an ``authority`` its clients must use TLS with certificates of their own.
+        """
         if not JAR.exists() or shutil.which("java") is None:
             pytest.skip("no ZooKeeper: apt-get install zookeeper")
         folder.mkdir(parents=True)
@@ -53,9 +65,25 @@ class ZooKeeperServer:
         self.coordination = {"zookeeper": self.hosts}
         (folder / "myid").write_text(str(number))
         settings = _SETTINGS.format(folder=folder, port=self.port) + ensemble
+        if authority is not None:
+            settings += self._with_tls(authority)
         (folder / "zoo.cfg").write_text(settings)
         (folder / "log4j.properties").write_text(_LOGGING)
         self.start()
+
+    def _with_tls(self, authority: Authority) -> str:
+        """The settings of a secure port beside the other, which serves ``mode`` alone."""
+        secure = free_port()
+        self.hosts = f"localhost:{secure}"
+        self.coordination = {"zookeeper": self.hosts}
+        files, both = authority.issue("zookeeper"), self._folder / "zookeeper.pem"
+        both.write_bytes(files.key.read_bytes() + files.certificate.read_bytes())
+        return (
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
+            f"secureClientPort={secure}\nsecureClientPortAddress=127.0.0.1\n"
+            f"ssl.keyStore.location={both}\nssl.keyStore.type=PEM\n"
+            f"ssl.trustStore.location={authority.ca}\nssl.trustStore.type=PEM\n"
+        )
 
     def start(self) -> None:
         """Start it over its folder, and return when it answers, or at once in an ensemble."""
@@ -63,7 +91,7 @@ class ZooKeeperServer:
             self.process = subprocess.Popen(
                 [
                     *("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-                    *("-cp", f"{self._folder}:{JAR}"),
+                    *("-cp", f"{self._folder}:{JAR}:{_NETTY}"),
                     "org.apache.zookeeper.server.quorum.QuorumPeerMain",
                     str(self._folder / "zoo.cfg"),
                 ],
@@ -85,7 +113,8 @@ class ZooKeeperServer:
         try:
             with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
                 connection.sendall(b"srvr")
-                found = re.search(rb"Mode: (\w+)", connection.recv(4096))
+                with connection.makefile("rb") as answer:
+                    found = re.search(rb"Mode: (\w+)", answer.read())
         except OSError:
             return ""
         return found[1].decode() if found else ""

@@ -9,7 +9,8 @@ import pydantic
 from pydantic import BeforeValidator, Field
 
 from databus.common.access_config import CredentialsConfig
-from databus.common.config_values import Seconds, Section, require_plain_authority
+from databus.common.config_values import HiddenText, Seconds, Section, require_plain_authority
+from databus.common.loopback import is_loopback
 from databus.common.private import HiddenUrl
 from databus.common.s3_config import S3Options
 
@@ -49,6 +50,46 @@ def _address(value: Any) -> str:
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 
 
+class ZooKeeperAccess(Section):
+    """``[cluster.zookeeper_access]``: TLS to ZooKeeper, and who the relays are there."""
+
+    tls: bool = False
+    """Whether the connections are encrypted: `zookeeper` names the servers' secure ports.
+    Example: tls = true """
+
+    ca: str = ""
+    """PEM file of the authorities that sign the servers' certificates, beside those of the system.
+    A relative path, here and below, starts at the configuration file.
+    Example: ca = "/etc/databus/ca.pem" """
+
+    certificate: str = ""
+    """PEM file of the certificate that a relay presents.
+    Example: certificate = "/etc/databus/relay.pem" """
+
+    key: str = ""
+    """PEM file of its private key, without a password.
+    Example: key = "/etc/databus/relay.key" """
+
+    user: str = Field(default="", pattern=r"^[^:\s]*$")
+    """User of the scheme `digest`. No other user may read or change the nodes that the relays make.
+    Example: user = "databus" """
+
+    password: HiddenText = Field(default="", validate_default=True)
+    """Password of this user. `env:NAME` reads it from an environment variable. It is sent to
+    servers of other machines only with TLS.
+    Example: password = "env:ZOOKEEPER_PASSWORD" """
+
+    @pydantic.model_validator(mode="after")
+    def _is_whole(self) -> ZooKeeperAccess:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate and key belong together; give both or none")
+        if bool(self.user) != bool(self.password):
+            raise ValueError("user and password belong together; give both or none")
+        if (self.ca or self.certificate) and not self.tls:
+            raise ValueError("ca and certificate are for TLS; give tls = true")
+        return self
+
+
 class ClusterConfig(Section):
     """``[cluster]``: several relays that read each database once.
 
@@ -68,6 +109,10 @@ class ClusterConfig(Section):
     s3: S3Options = S3Options()
     """How a `store` on S3 is reached: see `[cluster.s3]`.
     Example: s3 = { region = "eu-central-1" } """
+
+    zookeeper_access: ZooKeeperAccess = ZooKeeperAccess()
+    """TLS to ZooKeeper, and a user there: see `[cluster.zookeeper_access]`.
+    Example: zookeeper_access = { tls = true, ca = "ca.pem" } """
 
     name: str = Field(default="relays", pattern=_NAME)
     """Name of the cluster: relays of one name share the databases. Its nodes in ZooKeeper are below
@@ -106,4 +151,11 @@ class ClusterConfig(Section):
             raise ValueError(f"address {self.address} is no address that another machine reaches")
         if bool(self.zookeeper) == bool(self.store):
             raise ValueError("[cluster] needs zookeeper or store, and not both")
+        hosts = [host.rpartition(":")[0].strip("[]") for host in self.zookeeper.split(",")]
+        access = self.zookeeper_access
+        if access.user and not access.tls and not all(map(is_loopback, hosts)):
+            raise ValueError(
+                "the password for ZooKeeper would cross a network unencrypted; give tls = true in "
+                "[cluster.zookeeper_access]"
+            )
         return self

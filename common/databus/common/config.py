@@ -28,6 +28,7 @@ from databus.common.access_config import (
     TokenConfig,
 )
 from databus.common.cluster_config import ClusterConfig as ClusterConfig
+from databus.common.cluster_config import ZooKeeperAccess as ZooKeeperAccess
 from databus.common.config_values import (
     RELAY_SCHEMES,
     Address,
@@ -464,8 +465,17 @@ def _resolved(config: Config, folder: Path) -> Config:
         changes["bootstrap"] = changes["bootstrap"].model_copy(update=update)
     if config.cluster is not None:
         given = {name: str(folder / path) for name, path in config.cluster.credentials if path}
-        update = {"credentials": config.cluster.credentials.model_copy(update=given)}
-        changes["cluster"] = config.cluster.model_copy(update=update)
+        access = config.cluster.zookeeper_access
+        files = {
+            name: str(folder / path)
+            for name in ("ca", "certificate", "key")
+            if (path := getattr(access, name))
+        }
+        parts: dict[str, Any] = {
+            "credentials": config.cluster.credentials.model_copy(update=given),
+            "zookeeper_access": access.model_copy(update=files),
+        }
+        changes["cluster"] = config.cluster.model_copy(update=parts)
     if (tls := config.http.tls) is not None:
         paths = {name: folder / path for name in _TLS_PATHS if (path := getattr(tls, name))}
         changes["http"] = config.http.model_copy(update={"tls": tls.model_copy(update=paths)})

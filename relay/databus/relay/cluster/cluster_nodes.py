@@ -91,7 +91,7 @@ def open_nodes(config: ClusterConfig, on_change: Callable[[], None]) -> ClusterN
     if config.zookeeper:
         with imports_of_extra("cluster", package="kazoo", needed_by="a [cluster] with ZooKeeper"):
             from databus.relay.cluster.zookeeper_nodes import ZooKeeperNodes
-        return ZooKeeperNodes(config.zookeeper, config.name, config.relay, config.lease, on_change)
+        return ZooKeeperNodes(config, on_change)
     from databus.relay.cluster.leased_nodes import LeasedNodes
     from databus.relay.cluster.shared_document import open_document
 

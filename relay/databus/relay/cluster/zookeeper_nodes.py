@@ -17,14 +17,19 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
+    AuthFailedError,
     BadVersionError,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.loggingsupport import BLATHER
+from kazoo.security import make_digest_acl
 
+from databus.common.access.credentials import Credentials
+from databus.common.config import ClusterConfig, ZooKeeperAccess
 from databus.common.errors import ServerUnavailable
 from databus.relay.cluster.cluster_nodes import ClusterView, Holder
 from databus.relay.cluster.duties import Assignment, decode, encode
@@ -58,15 +63,18 @@ class ZooKeeperNodes:
     Raises: ServerUnavailable whenever ZooKeeper does not answer.
     """
 
-    def __init__(
-        self, hosts: str, cluster: str, relay: str, lease_s: float, on_change: Callable[[], None]
-    ) -> None:
-        self._root = f"/databus/{cluster}"
-        self._relay = relay
-        self._answer_s = min(ANSWER_S, lease_s)
+    def __init__(self, config: ClusterConfig, on_change: Callable[[], None]) -> None:
+        self._root = f"/databus/{config.name}"
+        self._relay = config.relay
+        self._answer_s = min(ANSWER_S, config.lease)
         self._on_change = on_change
         self._session_log = _SessionLog()
-        self._client = KazooClient(hosts=hosts, timeout=lease_s, logger=self._session_log)
+        self._client = KazooClient(
+            hosts=config.zookeeper,
+            timeout=config.lease,
+            logger=self._session_log,
+            **_access(config.zookeeper_access),
+        )
         self._client.add_listener(self._changed)
         self._joined_in = 0
 
@@ -203,8 +211,37 @@ class ZooKeeperNodes:
             return answer.get(timeout=self._answer_s)
         except (NoNodeError, NodeExistsError, BadVersionError):
             raise
+        except (NoAuthError, AuthFailedError) as error:
+            raise ServerUnavailable(
+                f"ZooKeeper refuses this relay ({error!r}): {self._root} belongs to another user; "
+                "give the user and the password of [cluster.zookeeper_access] that made it"
+            ) from error
         except (KazooException, KazooTimeoutError) as error:
             raise ServerUnavailable(f"ZooKeeper does not answer: {error!r}") from error
+
+
+def _access(access: ZooKeeperAccess) -> dict[str, Any]:
+    """What kazoo gets for TLS and the user.
+
+    Raises:
+        ConfigError: a file cannot be used; kazoo would try for ever.
+    """
+    found: dict[str, Any] = {}
+    if access.tls:
+        files = {"ca": access.ca, "certificate": access.certificate, "key": access.key}
+        Credentials(**files).context("https://zookeeper")
+        found = {
+            "use_ssl": True,
+            "check_hostname": True,
+            "ca": access.ca or None,
+            "certfile": access.certificate or None,
+            "keyfile": access.key or None,
+        }
+    if access.user:
+        password = access.password.reveal
+        found["auth_data"] = [("digest", f"{access.user}:{password}")]
+        found["default_acl"] = [make_digest_acl(access.user, password, all=True)]
+    return found
 
 
 def _holder(content: bytes, stat: Any) -> Holder:
