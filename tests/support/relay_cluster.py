@@ -14,6 +14,7 @@ import psutil
 from databus.cli.demo.private_servers import free_port
 from databus.relay.ring.data_folder import DatabaseFolder, read_leader
 from tests.support.config_text import section
+from tests.support.cut_network import CutNetwork
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import eventually_sync
 
@@ -35,8 +36,11 @@ class RelayCluster:
         databases: Mapping[str, str],
         *,
         followers: int = 1,
+        network: CutNetwork | None = None,
         **settings: object,
     ) -> None:
+        """With ``network``, each relay runs on the host of its name."""
+        self._network = network
         self.folder = folder
         self._coordination = coordination
         self._databases = databases
@@ -58,14 +62,16 @@ class RelayCluster:
     def url(self, name: str) -> str:
         """The address of a relay, also before it runs."""
         port = self.ports.setdefault(name, free_port())
-        return f"http://127.0.0.1:{port}"
+        host = self._network.address(name) if self._network else "127.0.0.1"
+        return f"http://{host}:{port}"
 
     def start(self, *names: str) -> None:
         """Start relays."""
         for name in names:
             path = self.folder / f"{name}.toml"
             path.write_text(self._text(name))
-            self.relays[name] = RelayProcess(path)
+            inside = self._network.inside(name) if self._network else ()
+            self.relays[name] = RelayProcess(path, inside=inside)
 
     def _text(self, name: str) -> str:
         url = self.url(name)
@@ -83,7 +89,8 @@ class RelayCluster:
             "lease": LEASE_S,
         }
         return (
-            section("[relay]", relay)
+            section("[http]", {"insecure": self._network is not None})
+            + section("[relay]", relay)
             + section("[cluster]", cluster)
             + "".join(
                 section("[[database]]", {"name": database, "url": url, **self._settings})

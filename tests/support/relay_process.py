@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,11 +43,12 @@ class RelayProcess:
     Owner: the test; ``end`` leaves no process behind.
     """
 
-    def __init__(self, config_path: Path) -> None:
+    def __init__(self, config_path: Path, *, inside: Sequence[str] = ()) -> None:
+        """``inside`` comes before the command."""
         self.log = config_path.with_suffix(".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(config_path)],
+                [*inside, sys.executable, "-c", PROGRAM, str(config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

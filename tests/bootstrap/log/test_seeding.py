@@ -90,19 +90,22 @@ class Relay:
     """What a seeder requests of a relay whose stream is at 9000."""
 
     def __init__(self) -> None:
+        self.newest = 9000
         self.requested: list[list[str]] = []
         self.readers: list[Position] = []
         self.answers: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
+        self.after: list[dict[str, Any]] = []
 
     async def sources(self, database: str) -> dict[str, Any]:
         names = [{"name": f"shop.{table}"} for table in TABLES]
-        return {"sources": names, "max": {"scn": 9000, "seq": 0}}
+        return {"sources": names, "max": {"scn": self.newest, "seq": 0}}
 
     async def start_dump(
-        self, database: str, sources: list[str], reader: Position
+        self, database: str, sources: list[str], reader: Position, after: dict[str, Any]
     ) -> dict[str, Any]:
         self.requested.append(list(sources))
+        self.after.append(after)
         self.readers.append(reader)
         return {"id": str(len(self.requested))}
 
@@ -221,6 +224,61 @@ async def test_the_rows_of_a_running_dump_are_stored_at_intervals(log: HotLog) -
         await seeder.step()
     assert log.note_revision == stored, "the states of all sources are not written at each look"
     assert {one["state"] for one in seeder.states().values()} == {DUMPING}
+
+
+def _running(*tables: tuple[str, list[int] | None, bool]) -> dict[str, Any]:
+    """A dump's answer: by table, its last key, and whether it is done."""
+    listed = [
+        {"source": f"shop.{name}", "rows": 3, "last_key": key, "done": done}
+        for name, key, done in tables
+    ]
+    return {"state": "running", "error": None, "rows": 6, "tables": listed}
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+async def test_after_the_loss_of_a_dump_the_rows_that_the_log_has_are_not_read_again(
+    log: HotLog, monkeypatch: pytest.MonkeyPatch, is_behind: bool
+) -> None:
+    monkeypatch.setattr(seeding, "ROWS_EVERY_S", 0.0)
+    noted(log, UNSEEDED)
+    log.advance(Position(9000, 0))
+    seeder, relay = seeder_of(log)
+    tables = ("bad", [7], True), ("good", [40], False), ("later", None, False)
+    further = ("bad", [7], True), ("good", [60], False), ("later", None, False)
+    relay.answers = [_running(*tables), _running(*further)]
+    await seeder.step()
+    await seeder.step()
+    if is_behind:
+        relay.newest = 9999
+    await seeder.step()
+    states = {name.partition(".")[2]: one["state"] for name, one in seeder.states().items()}
+    whole = DUMPING if is_behind else SEEDED
+    assert states == {"bad": whole, "good": DUMPING, "later": DUMPING}
+    relay.newest = 9000
+    await seeder.step()  # It is gone: the relay that made it, too.
+    await seeder.step()
+    again = [one for after in relay.after[1:] for one in after.items()]
+    if is_behind:
+        assert again == [], "what was seen last may not be in the log"
+    else:
+        assert again == [("shop.good", [40])], "[60] was seen only once"
+        assert seeder.states()["shop.bad"]["state"] == SEEDED
+        assert ["shop.bad"] not in relay.requested[1:]
+
+
+async def test_a_dump_that_has_failed_by_itself_begins_at_the_first_key(
+    log: HotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeding, "ROWS_EVERY_S", 0.0)
+    noted(log, UNSEEDED)
+    log.advance(Position(9000, 0))
+    seeder, relay = seeder_of(log)
+    looks = [_running(*[(name, [5], False) for name in TABLES]) for _ in range(2)]
+    relay.answers = [*looks, {"state": "failed", "error": {"detail": "no such key"}}]
+    for _ in range(4):
+        await seeder.step()
+    assert len(relay.requested) > 1
+    assert relay.after == [{}] * len(relay.requested)
 
 
 async def test_all_tables_that_a_dump_could_not_read_are_retried_by_themselves(

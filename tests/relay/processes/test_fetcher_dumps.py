@@ -279,6 +279,18 @@ async def test_a_condition_chooses_rows_as_consumers_see_them_and_never_reaches_
     assert kinds == {(True, False), (False, False)}
 
 
+async def test_a_dump_begins_after_a_key(database: ScriptedDatabase, tmp_path: Path) -> None:
+    database.rows = {key: f"note {key}" for key in range(20)}
+    async with with_ring(database, tmp_path):
+        some = {"sources": ["shop.*"], "chunk_rows": 4}
+        dump = await dumped(tmp_path, {**some, "after": {"shop.items": [12]}}, "completed")
+        assert dump["rows"] == 7
+        sent = [view for view in frames(tmp_path) if view.op == Op.READ]
+        assert [ITEMS.decode_key(view.key)["id"] for view in sent] == list(range(13, 20))
+        dump = await dumped(tmp_path, {**some, "after": {"shop.items": [1, 2]}}, "failed")
+        assert dump["error"]["detail"] == "the key of shop.items is (id), and after has [1, 2]"
+
+
 async def test_a_condition_reveals_nothing_of_an_excluded_column(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
@@ -305,6 +317,9 @@ async def test_a_condition_reveals_nothing_of_an_excluded_column(
         ({"sources": ["*"], "chunk_row": 1}, "bad_request"),
         ({"sources": ["*"], "chunk_rows": 0}, "bad_request"),
         ({"sources": ["*"], "where": " "}, "bad_request"),
+        ({"sources": ["*"], "after": [1]}, "bad_request"),
+        ({"sources": ["*"], "after": {"shop.items": 1}}, "bad_request"),
+        ({"sources": ["*"], "after": {"shop.items": [1]}, "keys": [1]}, "bad_request"),
         ({"sources": ["*"], "where": "id IN (SELECT id FROM secrets)"}, "bad_filter"),
         ({"sources": ["*"], "where": "1 = 1) UNION SELECT 1, 2 --"}, "bad_filter"),
         ({"sources": ["*"], "where": "pg_sleep(10) IS NULL"}, "bad_filter"),

@@ -126,7 +126,7 @@ def _schemas_of(log: HotLog, store: Store, current: LogRecord | None) -> str:
 
 def _settled(one: Mapping[str, Any]) -> dict[str, Any]:
     """A source's state without the counters that change while it is dumped."""
-    left_out = () if one["state"] == SEEDED else ("rows", "tries", "again_us", "error")
+    left_out = () if one["state"] == SEEDED else ("rows", "tries", "again_us", "error", "had")
     return {key: value for key, value in one.items() if key not in left_out}
 
 

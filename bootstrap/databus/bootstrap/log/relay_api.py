@@ -77,10 +77,19 @@ class RelayApi:
         return await self._request("POST", f"/v1/{database}/tables", body)
 
     async def start_dump(
-        self, database: str, sources: Sequence[str], reader: Position
+        self,
+        database: str,
+        sources: Sequence[str],
+        reader: Position,
+        after: Mapping[str, Sequence[Any]] | None = None,
     ) -> Mapping[str, Any]:
-        """Request a dump of whole tables, which waits for the reader that is at ``reader``."""
+        """Request a dump of tables, which waits for the reader that is at ``reader``.
+
+        By source, ``after`` has the key after which it begins.
+        """
         body = {"sources": list(sources), "reader": reader.to_json()}
+        if after:
+            body["after"] = dict(after)
         return await self._request("POST", f"/v1/{database}/dumps", body)
 
     async def dump(

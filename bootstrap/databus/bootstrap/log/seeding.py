@@ -6,6 +6,9 @@ have positions, so nothing is merged here.  After a gap of the log a source is `
 until its copy has been compared with the database and repaired.  A source that the relay cannot
 read any more, because its table was dropped or lost its key, is ``gone`` until a dump succeeds.
 
+A dump ends with the relay that makes it.  Rows that it has read and that are in the log are not
+read again: the next dump begins after the last of their keys.
+
 A source that cannot be read does not delay the others: sources are requested together, but one
 whose dump or repair failed is retried by itself, after a growing back-off.
 """
@@ -69,6 +72,8 @@ class Seeder:
     _tail: Position | None = field(default=None, init=False)
     _shows_rows: bool = field(default=True, init=False)
     _rows_due_s: float = field(default=0.0, init=False)
+    _seen: dict[str, list[Any]] = field(default_factory=dict, init=False)
+    """By source, the last key that its dump had read at the last look, and whether it was done."""
 
     def is_dumping(self) -> bool:
         """Whether a dump is running, or the log has not reached its end."""
@@ -152,7 +157,8 @@ class Seeder:
         if not names:
             return
         try:
-            answer = await self.relay.start_dump(self.database, names, self.log.state().last)
+            after = {name: states[name]["had"][0] for name in names if "had" in states[name]}
+            answer = await self.relay.start_dump(self.database, names, self.log.state().last, after)
         except DatabusError as error:
             if error.retry:
                 raise
@@ -161,12 +167,13 @@ class Seeder:
             return
         _LOG.info("dump %s of %s seeds %s", answer["id"], self.database, ", ".join(names))
         for name in names:
-            retained = {key: had for key, had in states[name].items() if key in ("error", "tries")}
+            retained = {k: v for k, v in states[name].items() if k in ("error", "tries", "had")}
             states[name] = {**retained, "state": DUMPING, "dump": answer["id"], "rows": 0}
 
     async def _follow(self, dump: str, states: dict[str, dict[str, Any]], newest: Position) -> None:
         """Take over the state that the relay reports of a requested dump."""
         answer: Mapping[str, Any]
+        is_lost = False
         try:
             last = self.log.state().last
             answer = await self.relay.dump(self.database, dump, last)
@@ -175,11 +182,35 @@ class Seeder:
         except NotFound:
             detail = f"the relay has no dump {dump} any more"
             answer = {"state": "failed", "error": {"detail": detail, "failed_at": NO_SOURCE}}
+            is_lost = True
+        is_lost = is_lost or answer["state"] == "cancelled"
         culprits = _culprits(answer)
+        tables = {table["source"]: table for table in answer.get("tables") or ()}
         for name, one in states.items():
             if one["state"] == DUMPING and one["dump"] == dump:
                 is_to_blame = not culprits or name in culprits
-                states[name] = self._after(name, one, answer, newest, is_to_blame)
+                if not is_lost:
+                    one = self._in_log(name, one, tables.get(name, {}), newest)
+                found = self._after(name, one, answer, newest, is_to_blame)
+                # Another failure may be about the key itself.
+                if is_lost and found["state"] == UNSEEDED and "had" in one:
+                    found["had"] = one["had"]
+                states[name] = found
+
+    def _in_log(
+        self, name: str, one: dict[str, Any], table: Mapping[str, Any], newest: Position
+    ) -> dict[str, Any]:
+        """A dumped source with the last key up to which its rows are in the log.
+
+        What the last look showed was in the relay's ring before it was at ``newest``.
+        """
+        seen = self._seen.pop(name, None)
+        if "last_key" in table:
+            self._seen[name] = [table["last_key"], bool(table["done"])]
+        is_due = self._shows_rows or (seen is not None and seen[1])
+        if seen is None or not seen[0] or not is_due or self.log.state().window < newest:
+            return one
+        return {**one, "had": seen, **({"end": newest.to_json()} if seen[1] else {})}
 
     def _after(
         self,
@@ -190,6 +221,8 @@ class Seeder:
         is_to_blame: bool,
     ) -> dict[str, Any]:
         state = str(answer["state"])
+        if one.get("had", (None, False))[1]:
+            return {"state": SEEDED, "dump": one["dump"], "rows": one["rows"], "end": one["end"]}
         if state in _ENDED_BADLY:
             error = _words(answer, name)
             _LOG.warning("dump %s %s: %s; it is requested again", one["dump"], state, error)

@@ -87,6 +87,8 @@ class Dump:
     With a ``watermark_table`` each chunk is between two rows written there.  With
     ``delete_missing`` the requested keys without a row go out as deletions.
 
+    ``after`` has the key, by source, after which its rows are read.
+
     ``reader`` is the position of a reader that must get every row: no more rows go out while it
     has too much of the ring before it.  None: there is no such reader.  The record on disk may
     have an older position of a moving reader; the dump then waits there for the next report.
@@ -103,6 +105,7 @@ class Dump:
     parallel: int = 1
     watermark_table: str | None = None
     delete_missing: bool = False
+    after: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     reader: Position | None = None
     state: DumpState = DumpState.QUEUED
     tables: list[TableProgress] | None = None
@@ -168,9 +171,8 @@ def new_dump(request: Any) -> Dump:
         BadRequest: a key is unknown or its value not of its form.
         BadFilter: ``where`` is no predicate.
     """
-    document = _object(
-        request, ("sources", "where", "keys", "delete_missing", "watermark_table", "reader", *_PACE)
-    )
+    choice = ("sources", "where", "keys", "delete_missing", "after")
+    document = _object(request, (*choice, "watermark_table", "reader", *_PACE))
     sources = document.get("sources")
     if not isinstance(sources, list) or not sources or not all(isinstance(s, str) for s in sources):
         raise BadRequest(f"sources is {sources!r}; give a list of globs such as ['shop.*']")
@@ -187,6 +189,10 @@ def new_dump(request: Any) -> Dump:
     delete_missing = document.get("delete_missing", False)
     if not isinstance(delete_missing, bool) or (delete_missing and keys is None):
         raise BadRequest("delete_missing is true or false, and only for a list of keys")
+    after = document.get("after", {})
+    is_after = isinstance(after, dict) and all(isinstance(k, list) and k for k in after.values())
+    if not is_after or (after and keys is not None):
+        raise BadRequest("after has a key, as a list, for each of some sources; not with keys")
     table = document.get("watermark_table")
     if table is not None and (not isinstance(table, str) or not table):
         raise BadRequest(f"watermark_table is {table!r}; give the name of a captured table")
@@ -197,6 +203,7 @@ def new_dump(request: Any) -> Dump:
         keys=keys,
         watermark_table=table,
         delete_missing=delete_missing,
+        after=after,
         reader=_reader(document, None),
     )
     # A request with a size fixes the size; one without gets the time.

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from databus.common.errors import (
+    BadRequest,
     DatabusError,
     DumpFailed,
     InternalError,
@@ -20,6 +21,7 @@ from databus.common.errors import (
     to_problem,
 )
 from databus.common.filters.stream_filter import matches
+from databus.common.schema.source_schema import SourceSchema
 from databus.relay.dumps.dump_progress import DumpProgress
 from databus.relay.dumps.dump_records import (
     ACTIVE,
@@ -185,6 +187,7 @@ class DumpRunner:
             try:
                 if dump.where is None:
                     await self._host.tables.before_dump(dump, source, schemas[name])
+                after = _after_key(dump, schemas[name])
                 upto, size = await source.largest_key(name), await source.table_size(name)
             except (UnsupportedChange, UnknownSource):
                 if len(wanted) == 1:
@@ -196,6 +199,7 @@ class DumpRunner:
                 TableProgress(
                     name,
                     upto=upto,
+                    last_key=after,
                     # The number of rows that fulfil a condition is unknown.
                     estimated_rows=size.rows if dump.where is None else None,
                     row_bytes=size.row_bytes,
@@ -246,6 +250,20 @@ class DumpRunner:
         self._emitted[:] = [entry for entry in self._emitted if entry not in emitted]
         if emitted:
             self._changed.set()
+
+
+def _after_key(dump: Dump, schema: SourceSchema) -> list[Any] | None:
+    """The key after which the rows of a table are read.
+
+    Raises:
+        BadRequest: it has another number of columns than the table's key.
+    """
+    after = dump.after.get(schema.source)
+    if after is not None and len(after) != len(schema.key):
+        raise BadRequest(
+            f"the key of {schema.source} is ({', '.join(schema.key)}), and after has {after}"
+        )
+    return after
 
 
 def unread_tables(unread: dict[str, DatabusError]) -> DatabusError:

@@ -117,6 +117,7 @@ _DUMP_REQUEST = {
         "where": TEXT,
         "keys": {"type": "array", "items": {"type": "array"}},
         "delete_missing": {"type": "boolean"},
+        "after": {"type": "object", "additionalProperties": {"type": "array"}},
         "watermark_table": TEXT,
         "reader": _READER,
         **_PACE,
