@@ -95,6 +95,21 @@ def test_scns_beyond_63_bits_stay_in_order(tmp_path: Path) -> None:
             writer.append(make_window(2**63, [1]))
 
 
+def test_a_state_is_read_once_until_something_is_published_or_the_ring_replaced(
+    tmp_path: Path,
+) -> None:
+    with Ring.create(tmp_path, 4096) as writer, Ring.open_reader(tmp_path) as reader:
+        states = [reader.snapshot()]
+        for scn in range(1, 200):
+            writer.append(make_window(scn, [20]))
+            states.append(reader.snapshot())
+            assert reader.snapshot() is states[-1]
+            assert states[-1] == writer.state
+        writer.resize(8192)
+        assert reader.snapshot().max == states[-1].max
+        assert len({state.max for state in states}) == 200
+
+
 def test_prev_is_the_position_just_before_the_oldest_frame_after_each_eviction(
     tmp_path: Path,
 ) -> None:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import uvloop
 
-from databus.common.checkpoint import ORIGIN, OnlineCheckpoint, Position, encode
+from databus.common.checkpoint import ORIGIN, SEQ_END, OnlineCheckpoint, Position, encode
 from databus.common.errors import ReaderOvertaken
 from databus.common.frame.frame_format import Buffer, FrameSplitter, Op, iter_frames
 from databus.common.frame.spans import SpanSplitter
@@ -181,6 +181,22 @@ def test_readers_share_what_was_walked_until_the_writer_comes_by(tmp_path: Path)
         assert head.has_passed(first[0].start)
         with pytest.raises(ReaderOvertaken):
             known.at(ring, start, None)
+    lapped.live.close()
+
+
+def test_what_fits_into_one_extent_is_one_from_any_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents, "EXTENT_BYTES", grid := 256 << 10)
+    lapped = Lapped(tmp_path)
+    with RingReader(lapped.live.folder.path) as ring:
+        known = Extents()
+        start = ring.find(Position(5, SEQ_END))
+        limited, is_limited = known.at(ring, start, grid) or pytest.fail("it is copied")
+        assert is_limited
+        assert grid - len(alike(1)) < limited.size_bytes <= grid
+        cut, _ = known.at(ring, start, None) or pytest.fail("it is copied")
+        assert cut.stop <= grid < limited.stop
     lapped.live.close()
 
 

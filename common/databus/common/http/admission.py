@@ -1,6 +1,6 @@
 """Who may send which request: the one place where the endpoints' needs meet the callers' grants.
 
-Every route of a table of endpoints goes through ``Admission.admitted``.
+Every route of a table of endpoints goes through ``Admission.answer``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -27,7 +27,7 @@ from databus.common.access.identity_keys import IdentityKeys
 from databus.common.access.identity_tokens import is_identity_token
 from databus.common.access.request_limits import BytePace, RequestLimits
 from databus.common.errors import Forbidden
-from databus.common.http.http_application import STOPPING, body_of
+from databus.common.http.http_application import STOPPING, Handler, body_of
 from databus.common.http.openapi_document import Endpoint
 from databus.common.http.peer_answers import read_json
 from databus.common.http.peer_client import PeerClient
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ADMISSION: web.AppKey[Admission] = web.AppKey("databus_admission")
 
 _KEYS_S = 10.0
+_NOTHING = Presented()
 
 _log = logging.getLogger("databus.http")
 
@@ -112,21 +113,20 @@ class Admission:
         principal = self._open[id(request)].principal
         return None if principal is None else self._limits.pace_of(principal)
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, request: web.Request, endpoint: Endpoint) -> AsyncIterator[None]:
-        """Around the handler of a request.
+    async def answer(
+        self, request: web.Request, endpoint: Endpoint, handler: Handler
+    ) -> web.StreamResponse:
+        """What the handler answers, if the request may be sent.
 
         Raises:
             Unauthenticated, Forbidden, TooManyRequests.
         """
         need = endpoint.needs
         if need.scope is Scope.OPEN:
-            yield
-            return
+            return await handler(request)
         if self._authority is None:
-            with self._recorded(_Admitted(request, Presented(), None, EVERYTHING)):
-                yield
-            return
+            with self._recorded(_Admitted(request, _NOTHING, None, EVERYTHING)):
+                return await handler(request)
         shown = await self._shown(request)
         principal = self._authority.require(shown)
         with self._limits.counted(principal, is_stream=endpoint.is_stream):
@@ -137,7 +137,7 @@ class Admission:
                 _closed_at_its_end(request, shown),
             ):
                 await _check(request, endpoint, access)
-                yield
+                return await handler(request)
 
     async def _shown(self, request: web.Request) -> Presented:
         authorization = request.headers.getall("Authorization", [])

@@ -27,7 +27,8 @@ from databus.common.http.openapi_document import Endpoint
 
 def routes_of(endpoints: Iterable[Endpoint], *handlers: object) -> Iterator[web.RouteDef]:
     """A route for each endpoint, to the method of the first of ``handlers`` that has one for it."""
-    for endpoint in endpoints:
+    # aiohttp tries routes one after the other: those of streams come first.
+    for endpoint in sorted(endpoints, key=lambda one: not one.is_stream):
         name = endpoint.handler or f"answer_{endpoint.name}"
         owner = next((one for one in handlers if hasattr(one, name)), None)
         if owner is None:
@@ -44,10 +45,9 @@ def _answering(endpoint: Endpoint, handler: Handler) -> Handler:
         admission = request.app.get(ADMISSION)
         if admission is None:
             return await handler(request)
-        async with admission.admitted(request, endpoint):
-            return await handler(request)
+        return await admission.answer(request, endpoint, handler)
 
-    setattr(answer, PARAMETERS, endpoint.parameters)
+    setattr(answer, PARAMETERS, tuple(one.name for one in endpoint.parameters))
     return answer
 
 

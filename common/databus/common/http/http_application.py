@@ -36,7 +36,7 @@ from databus.common.http.http_connections import (
     most_connections,
 )
 from databus.common.http.peer_answers import read_json
-from databus.common.http.request_guard import RequestGuard
+from databus.common.http.request_guard import HARMLESS, RequestGuard
 from databus.common.http.request_parameters import check_names
 from databus.common.json_text import json_text
 
@@ -45,7 +45,7 @@ SHUTDOWN_S = 1.0
 BODY_S = 30.0
 MAX_HEADER_BYTES = 8190
 PARAMETERS = "databus_parameters"
-"""The attribute of a route's handler that has the parameters of its endpoint."""
+"""The attribute of a route's handler that has the names of its endpoint's parameters."""
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping", asyncio.Event)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -124,11 +124,12 @@ def query_of(request: web.Request) -> Mapping[str, str]:
     Raises:
         BadRequest: a name is unknown, and the message has the nearest known one, or given twice.
     """
-    check_names(request.query, getattr(request.match_info.handler, PARAMETERS, ()))
-    for name in request.query:
-        if len(request.query.getall(name)) > 1:
-            raise BadRequest(f"the parameter {name!r} is given twice", parameter=name)
-    return request.query
+    query = request.query
+    check_names(query, getattr(request.match_info.handler, PARAMETERS, ()))
+    if len(set(query)) < len(query):
+        name = next(name for name in query if len(query.getall(name)) > 1)
+        raise BadRequest(f"the parameter {name!r} is given twice", parameter=name)
+    return query
 
 
 async def body_of(request: web.Request) -> bytes:
@@ -163,7 +164,8 @@ async def json_body(request: web.Request) -> dict[str, Any]:
 def _guarding(guard: RequestGuard) -> Middleware:
     @web.middleware
     async def guard_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        await guard.check(request)
+        if request.method not in HARMLESS:
+            await guard.check(request)
         return await handler(request)
 
     return guard_middleware

@@ -8,7 +8,7 @@ names.  What is not here: HTTP itself.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,13 +103,12 @@ START_PARAMETERS = (CHECKPOINT, SCN, START, START_TIME)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def check_names(query: Mapping[str, str], parameters: Iterable[Parameter]) -> None:
-    """Refuse names that no parameter has.
+def check_names(query: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse the names in a query that are not ``known``.
 
     Raises:
         BadRequest: the message has the nearest right name.
     """
-    known = [parameter.name for parameter in parameters]
     for name in query:
         if name not in known:
             advice = spelling_advice(name, known, "known are:")

@@ -6,6 +6,7 @@ connection.  ``choose_format`` selects it for a request.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Protocol
 
@@ -100,6 +101,7 @@ def make_format(name: str, renderer: Renderer) -> Format:
     return Ndjson(renderer) if name == "ndjson" else ServerSentEvents(renderer)
 
 
+@functools.lru_cache(maxsize=64)
 def choose_format(accept: str, wanted: str | None) -> str:
     """A name in ``CONTENT_TYPES`` for an Accept header and the ``format`` parameter.
 
@@ -132,6 +134,7 @@ def choose_format(accept: str, wanted: str | None) -> str:
     )
 
 
+@functools.lru_cache(maxsize=64)
 def takes_spans(accept: str) -> bool:
     """Whether an Accept header states that the client reads SPAN frames."""
     for part in accept.lower().split(","):

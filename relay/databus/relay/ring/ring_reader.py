@@ -68,6 +68,7 @@ class RingReader:
         ring_kernels.warm_up()
         self.file = self._map()
         self._index: ScnIndex | None = None
+        self._state: tuple[RingFile, int, RingState] | None = None
 
     def _map(self) -> RingFile:
         try:
@@ -141,8 +142,10 @@ class RingReader:
 
     @property
     def clock(self) -> str:
-        """The identity of the stream's clock."""
-        return self.file.newest_control().clock
+        """The identity of the stream's clock; empty until the source has given one."""
+        if not self._control.clock:  # A ring never takes another one.
+            self._control = self.file.newest_control()
+        return self._control.clock
 
     @property
     def epoch(self) -> int:
@@ -150,9 +153,17 @@ class RingReader:
         return self.file.epoch
 
     def snapshot(self) -> RingState:
-        """What the ring holds, consistent at one moment."""
+        """What the ring holds, consistent at one moment.
+
+        While nothing is published or evicted it is the same object.
+        """
         self._follow_replacement()
-        return self.file.snapshot()
+        file = self.file
+        epoch = file.epoch
+        file.fence()
+        if self._state is None or self._state[0] is not file or self._state[1] != epoch:
+            self._state = file, epoch, file.snapshot()
+        return self._state[2]
 
     def find(self, position: Position) -> int:
         """Ring position of the first frame after ``position``; the tail if it is yet to come.

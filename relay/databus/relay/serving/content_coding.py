@@ -7,6 +7,7 @@ bandwidth and must not block the event loop.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Protocol
 
@@ -66,6 +67,7 @@ CODERS: dict[str, type[GzipCoder] | type[ZstdCoder]] = {"zstd": ZstdCoder, "gzip
 """The offered codings, the better one first."""
 
 
+@functools.lru_cache(maxsize=64)
 def choose_coding(accept: str) -> str | None:
     """A name in ``CODERS`` for an Accept-Encoding header; None: the body without coding.
 

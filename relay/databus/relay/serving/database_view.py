@@ -93,6 +93,7 @@ class DatabaseView:
         self.config = config
         self.name = config.name
         self.folder = folder
+        self._leader = folder.leader
         self.wakeup = wakeup
         self._ring: RingReader | None = None
         self._look_at_s = 0.0
@@ -133,6 +134,7 @@ class DatabaseView:
         self._registry = RegistryReader(self.folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
         self._epoch = (0, 0)
+        self._range: tuple[RingState, dict[str, str]] | None = None
         self.row_filters = RowFilters(self._registry.schemas)
         self.reads = SharedReads()
         self.extents = Extents()
@@ -143,7 +145,7 @@ class DatabaseView:
     def epoch(self) -> int:
         """In a cluster: the fencing number of the newest leader of whom the ring has frames."""
         try:
-            changed_ns = self.folder.leader.stat().st_mtime_ns
+            changed_ns = self._leader.stat().st_mtime_ns
         except OSError:
             return 0
         if changed_ns != self._epoch[0]:
@@ -268,6 +270,13 @@ class DatabaseView:
             "resolved_us": fetcher.document.get("resolved_us"),
         }
 
+    def range_headers(self) -> dict[str, str]:
+        """The headers with the clock and the servable range, made once for each state."""
+        state = self.ring.snapshot()
+        if self._range is None or self._range[0] is not state:
+            self._range = state, _range_headers(state, self.ring.clock)
+        return dict(self._range[1])
+
     def dumps_document(self) -> list[dict[str, Any]]:
         """The newest dumps as last recorded, without the requested keys.
 
@@ -358,8 +367,7 @@ class DatabaseView:
         }
 
 
-def range_headers(state: RingState, clock: str) -> dict[str, str]:
-    """The headers with the servable range."""
+def _range_headers(state: RingState, clock: str) -> dict[str, str]:
 
     def text(position: Position) -> str:
         return f"{position.scn}:{position.seq}"

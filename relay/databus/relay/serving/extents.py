@@ -12,7 +12,6 @@ from databus.common.errors import ReaderOvertaken
 from databus.common.frame.spans import span_frame
 from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
-from databus.relay.ring.ring_format import RingState
 from databus.relay.ring.ring_reader import RingReader
 from databus.relay.ring.ring_recovery import frame_at
 
@@ -79,7 +78,8 @@ class Extents:
         I1. An extent was whole between head and tail while it was walked.  Ring positions are
             not used twice, so its fields stay true until it is evicted.
         I2. Extents end at multiples of ``EXTENT_BYTES`` if nothing else ends them, so that
-            readers with any start use the same ones.
+            readers with any start use the same ones.  What fits into one extent is one: each
+            costs a reader a change of threads.
         I3. At most ``MAX_EXTENTS`` are cached; the first of them is not evicted yet.
 
     Owner: one worker's event loop.
@@ -89,8 +89,6 @@ class Extents:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], Extent] = {}
         self._file: RingFile | None = None
-        self._epoch = -1
-        self._state: RingState | None = None
         self.walk_count = 0
 
     def at(
@@ -101,13 +99,18 @@ class Extents:
         None if the bytes should be copied: a short stretch, a frame that is longer
         than an extent, or a ``max_bytes`` of less than one frame.
         """
-        state = self._snapshot(ring)
+        state = ring.snapshot()
         file = ring.file
+        if file is not self._file:
+            self._known.clear()
+            self._file = file
         if position < state.head:
             raise ReaderOvertaken(f"ring position {position} was overwritten, head {state.head}")
         while state.tail - position >= MIN_EXTENT_BYTES:
             lap_end = position - position % file.data_bytes + file.data_bytes
-            stop = min(state.tail, lap_end, grid_line(position, EXTENT_BYTES, MIN_EXTENT_BYTES))
+            stop = min(state.tail, lap_end)
+            if max_bytes is None or max_bytes > EXTENT_BYTES:
+                stop = min(stop, grid_line(position, EXTENT_BYTES, MIN_EXTENT_BYTES))
             limit = stop if max_bytes is None else min(stop, position + max_bytes)
             if limit - position < MIN_EXTENT_BYTES:
                 return None
@@ -118,17 +121,6 @@ class Extents:
                 return None
             position = lap_end
         return None
-
-    def _snapshot(self, ring: RingReader) -> RingState:
-        """The ring's state, read again only when something was published."""
-        file = ring.file
-        epoch = file.epoch
-        if self._state is None or file is not self._file or epoch != self._epoch or file.retired:
-            self._state = ring.snapshot()
-            if ring.file is not self._file:
-                self._known.clear()
-            self._epoch, self._file = epoch, ring.file
-        return self._state
 
     def _walk(self, ring: RingReader, start: int, limit: int) -> Extent | int:
         """The extent from ``start`` to ``limit`` at most; without a frame, what is there."""

@@ -112,6 +112,16 @@ class StreamRequest:
     batch_s: float = 0.0
     batch_bytes: int = send_batching.BATCH_BYTES
 
+    @property
+    def names_schemas(self) -> bool:
+        """Whether it can be refused because of a table or a column that does not exist."""
+        return (
+            not self.filter.takes_every_source
+            or bool(self.filter.sources)
+            or self.where is not None
+            or self.shown_columns is not None
+        )
+
 
 def parse_stream_request(
     query: Mapping[str, str],

@@ -33,7 +33,7 @@ from databus.relay.ring.ring_format import RingState
 from databus.relay.serving.content_coding import CODED_BLOCK_BYTES, CODERS, Coder
 from databus.relay.serving.counters.client_counters import ClientCounter
 from databus.relay.serving.counters.worker_counters import WorkerCounters
-from databus.relay.serving.database_view import DatabaseView, range_headers
+from databus.relay.serving.database_view import DatabaseView
 from databus.relay.serving.debezium_lines import DebeziumLines
 from databus.relay.serving.extents import Extent
 from databus.relay.serving.header_cache import CachedHeaders
@@ -68,7 +68,8 @@ class StreamAnswer:
         """An encrypted connection gets no extents: TLS has to see every byte."""
         self.database = database
         self.request = request
-        database.refresh_schemas()
+        if request.names_schemas:  # Otherwise the first read is soon enough.
+            database.refresh_schemas()
         sources = database.require_sources(request.filter.sources, request.filter.granted)
         if request.columns is not None:
             database.require_columns(request.columns, sources)
@@ -83,11 +84,11 @@ class StreamAnswer:
             start = After(ring.before_time(start.commit_us))
         position = start_position(start, state, ring.clock, database.name)
         self.is_ahead = is_ahead(position, state)
-        self.headers = range_headers(state, ring.clock)
+        self.headers = database.range_headers()
         if self.is_ahead:
             self.headers["Databus-Ahead"] = "true"
-        if database.epoch:
-            self.headers["Databus-Epoch"] = str(database.epoch)
+        if epoch := database.epoch:
+            self.headers["Databus-Epoch"] = str(epoch)
         if isinstance(request.start, AtTime):
             # A second look-up of the same time may give another position: the stream has moved on.
             self.headers["Databus-Start"] = f"{position.scn}:{position.seq}"
