@@ -104,7 +104,7 @@ def follow(relay: RelayProcess, count: int, seconds: float, *, partitioned: bool
     Raises:
         RuntimeError: a follower was refused, or was not given every event.
     """
-    _walk_nothing()
+    compile_walk()
     return receive(partial(RelayReaders, relay.port, count, partitioned), seconds)
 
 
@@ -240,16 +240,24 @@ class Readers(ABC):
 class RelayReaders(Readers):
     """Followers of a relay; the answers' bodies are frames."""
 
+    credentials: ClassVar[str] = ""
+    """A header with its line's end."""
+
     def __init__(self, port: int, count: int, partitioned: bool) -> None:
         super().__init__(port, count, lambda: None, sees_all=not partitioned)
         self._partitioned = partitioned
+
+    def opened(self) -> socket.socket:
+        """A connection to the relay."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def connect(self, number: int) -> socket.socket:
         path = "/v1/gen/stream?start=latest&follow=true&format=frames"
         if self._partitioned:
             path += f"&partition={quote(f'mod:{len(self.states)}:{number}')}"
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        connection = self.opened()
+        headers = f"Host: localhost\r\n{self.credentials}"
+        connection.sendall(f"GET {path} HTTP/1.0\r\n{headers}\r\n".encode())
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             piece = connection.recv(1)
@@ -296,7 +304,7 @@ def walk(
     return count
 
 
-def _walk_nothing() -> None:
+def compile_walk() -> None:
     """Compile the kernel before the clock runs."""
     byte = np.zeros(72, dtype=np.uint8)
     walk(byte, 0, np.zeros(5, dtype=np.int64), byte, 0, np.zeros(1, dtype=np.int64))

@@ -107,15 +107,18 @@ def read_raw(until: float, index: int, port: int) -> int:
     return total
 
 
-def http_get(connection: socket.socket, path: str, buffer: bytearray, until: float) -> int:
+def http_get(
+    connection: socket.socket, path: str, buffer: bytearray, until: float, token: str = ""
+) -> int:
     """GET frames over a kept-alive connection; the bytes of the answer's body as sent.
 
     The body's chunks are not taken apart: the end of a chunked body is known by its last five
     bytes, which no frame ends with at a point where the server pauses.  An answer that is not
     200 raises.
     """
+    credentials = f"Authorization: Bearer {token}\r\n" if token else ""
     connection.sendall(
-        f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{credentials}"
         "Accept: application/vnd.databus.frames;spans=1\r\n\r\n".encode()
     )
     head = b""

@@ -385,7 +385,7 @@ def follow_peer(peer: Peer, source: str, count: int, seconds: float) -> Received
         Disconnected: a reader has lost its connection.
         RuntimeError: a reader was refused, an event is missing, or the publisher has ended.
     """
-    _walk_nothing()
+    compile_walk()
     with ExitStack() as stack:
         port = stack.enter_context(peer.broker()).port if peer.broker else free_port()
         publisher = stack.enter_context(Publisher(source, partial(peer.writer, port)))
@@ -394,7 +394,7 @@ def follow_peer(peer: Peer, source: str, count: int, seconds: float) -> Received
     return found
 
 
-def _walk_nothing() -> None:
+def compile_walk() -> None:
     """Compile the kernel before the clock runs."""
     byte, state = (
         np.zeros(frame_format.HEADER_BYTES, dtype=np.uint8),

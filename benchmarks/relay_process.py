@@ -15,16 +15,20 @@ import psutil
 
 from databus.cli.demo.guardian import Guardian
 from databus.cli.demo.private_servers import free_port
+from databus.common.access.authority import hash_of
 from databus.relay.processes.supervisor import WORKER_MODULE
+from tests.support.certificates import Authority
 
 START_S = 120
+TOKEN = "a-token-of-a-benchmark"
+"""What a relay with TLS wants to see."""
 
 
 class RelayProcess:
     """A relay with one database, ``gen``; entered, it has served windows up to ``until_scn``.
 
     Its data lie in ``folder`` and remain there, so that it can be entered again; without one they
-    are temporary.
+    are temporary.  With ``tls`` it wants TLS and ``TOKEN``.
 
     Owner: the benchmark, as a context manager.
     """
@@ -38,18 +42,21 @@ class RelayProcess:
         workers: int = 1,
         folder: Path | None = None,
         start_s: float = START_S,
+        tls: Authority | None = None,
     ) -> None:
         self.workers = workers
         self._source = source
         self._ring_bytes = ring_bytes
         self._until_scn = until_scn
         self._start_s = start_s
+        self._tls = tls
+        self._context = tls.credentials().context("https://localhost") if tls else None
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="databus-bench-")
         self._folder = folder or Path(self._temporary.name if self._temporary else "")
 
     def __enter__(self) -> RelayProcess:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
         folder = self._folder
         folder.mkdir(exist_ok=True)
         config = folder / "databus.toml"
@@ -57,7 +64,7 @@ class RelayProcess:
             f'[relay]\nlisten = "127.0.0.1:{self.port}"\ndata_dir = "{folder}/relay"\n'
             f"workers = {self.workers}\n"
             f'[[database]]\nname = "gen"\nurl = "{self._source}"\n'
-            f"ring_bytes = {self._ring_bytes}\n"
+            f"ring_bytes = {self._ring_bytes}\n" + self._sections()
         )
         command = "from databus.cli.main import app; app()"
         self._process = subprocess.Popen(
@@ -78,10 +85,26 @@ class RelayProcess:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    def _sections(self) -> str:
+        if self._tls is None:
+            return ""
+        files = self._tls.issue("server")
+        token = hash_of(TOKEN)
+        return (
+            f'[http.tls]\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
+            f'[[auth.tokens]]\nname = "reader"\nhashes = ["{token}"]\n'
+            'grants = [{ actions = ["read", "monitor"] }]\n'
+        )
+
+    def _get(self, path: str, timeout_s: float) -> Any:
+        headers = {"Authorization": f"Bearer {TOKEN}"} if self._tls else {}
+        request = urllib.request.Request(f"{self.url}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=timeout_s, context=self._context) as answer:
+            return json.loads(answer.read())
+
     def range(self) -> dict[str, Any]:
         """The range of SCNs that it serves now."""
-        with urllib.request.urlopen(f"{self.url}/v1/gen/sources", timeout=5) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
+        found: dict[str, Any] = self._get("/v1/gen/sources", 5)
         return found
 
     def worker(self) -> psutil.Process:
@@ -93,8 +116,7 @@ class RelayProcess:
 
     def status(self) -> dict[str, Any]:
         """What ``/v1/status`` reports about the database."""
-        with urllib.request.urlopen(f"{self.url}/v1/status", timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())["databases"][0]
+        found: dict[str, Any] = self._get("/v1/status", 60)["databases"][0]
         return found
 
     def _wait(self) -> None:
