@@ -319,14 +319,14 @@ def peak_memory(command: list[str]) -> dict[str, int]:
                 for one in (root, *root.children(recursive=True)):
                     # Not by its name: what Java forks has a thread's, and Java's memory.
                     name = "Java" if Path(one.exe()).name == "java" else "Python"
-                    peaks[name] = max(peaks.get(name, 0), _peak_bytes(one.pid))
+                    peaks[name] = max(peaks.get(name, 0), peak_bytes(one.pid))
             time.sleep(0.05)
     if process.returncode:
         raise AssertionError(f"{command} ended with {process.returncode}")
     return peaks
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     """The kernel's own high-water mark of a process, so that no peak lies between two looks."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

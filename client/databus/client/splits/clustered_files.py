@@ -61,7 +61,12 @@ def rows_of_file(files: Any, file: InputFile, bucket: str) -> Iterator[Any]:
 
     with (
         _opened(files, file) as source,
-        pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as stored,
+        # What is in memory would only wait for another thread.
+        pq.ParquetFile(
+            source,
+            pre_buffer=not isinstance(source, pa.BufferReader),
+            page_checksum_verification=True,
+        ) as stored,
     ):
         for number in range(stored.metadata.num_row_groups):
             group = stored.metadata.row_group(number)
@@ -76,20 +81,24 @@ def rows_of_file(files: Any, file: InputFile, bucket: str) -> Iterator[Any]:
 def _opened(files: Any, file: InputFile) -> Any:
     source = files.open_input_file(file.path)
     if not file.file_bytes:
-        return source
-    import pyarrow as pa
-
+        return _in_memory(source) if source.size() <= WHOLE_BYTES else source
     from databus.client.splits.frame_tables import footer_crc
     from databus.common.errors import StoreError
 
     size = source.size()
     if size == file.file_bytes and size <= WHOLE_BYTES:
-        with source:
-            source = pa.BufferReader(source.read_buffer())
+        source = _in_memory(source)
     if size != file.file_bytes or (file.footer_crc and footer_crc(source, size) != file.footer_crc):
         source.close()
         raise StoreError(f"{file.path} is another file than the one in the manifest")
     return source
+
+
+def _in_memory(source: Any) -> Any:
+    import pyarrow as pa
+
+    with source:
+        return pa.BufferReader(source.read_buffer())
 
 
 def _may_hold(group: Any, bucket: str) -> bool:
