@@ -168,6 +168,10 @@ class LogWriter:
         """Show a failure in the status.  The log is not ours: nothing may be written to it."""
         self._logs.words[self.folder / FOLDER] = self._word("failing", self._failure(error))
 
+    def report_nothing(self) -> None:
+        """Show what the log has in the status again: what its own writer stored there."""
+        self._logs.words.pop(self.folder / FOLDER, None)
+
     def _failure(self, error: Exception) -> str:
         """Log a failure; returns its text for the status."""
         if isinstance(error, DatabusError):

@@ -88,6 +88,7 @@ class SharedLog:
 
     def _wait_for(self, error: StoreBusy) -> None:
         """Log once which process has the lease."""
+        self._writer.report_nothing()
         if self._waits_for != error.message.partition(",")[0]:
             self._waits_for = error.message.partition(",")[0]
             _LOG.info("log of %s: standing by; %s", self._writer.database, error.message)
