@@ -193,6 +193,9 @@ class ScriptedSource:
         last_key = [found[-1]] if found else request.after
         return Chunk(ITEMS, rows, ScriptedSnapshot(high), last_key, done, missing)
 
+    async def committed_scn(self) -> int:
+        return self.database.resolved
+
     async def status(self) -> dict[str, Any]:
         return {"scn": self.database.resolved}
 

@@ -289,6 +289,9 @@ class Written:
         assert self.chunk_error is not None
         raise self.chunk_error
 
+    async def committed_scn(self) -> int:
+        return 0
+
     async def status(self) -> dict[str, Any]:
         return {"warnings": ["its own"], "stopped_tables": {}}
 

@@ -28,6 +28,11 @@ class Asked:
         self.asked_us = time.time_ns() // 1000
         return self.facts
 
+    async def committed_scn(self) -> int | None:
+        self.asked_us = time.time_ns() // 1000
+        found: int | None = self.facts["scn"]
+        return found
+
 
 async def test_a_database_is_resolved_when_the_ring_has_what_it_had(tmp_path: Path) -> None:
     folder = DatabaseFolder.of(tmp_path, "shop")
@@ -55,7 +60,18 @@ async def test_a_database_is_resolved_when_the_ring_has_what_it_had(tmp_path: Pa
         await status.ask(Asked(current_scn=12))  # type: ignore[arg-type]  # no more than a status
         assert resolved_us() == first_us
         intake.take(Batch(b"", (), 15))
-        assert (resolved_us() or 0) > first_us
+        second_us = resolved_us() or 0
+        assert second_us > first_us
+        await status.ask_committed(Asked(scn=15))  # type: ignore[arg-type]  # only an scn
+        third_us = resolved_us() or 0
+        assert third_us > second_us
+        await status.ask_committed(Asked(scn=None))  # type: ignore[arg-type]  # only an scn
+        await status.ask_committed(Asked(scn=16))  # type: ignore[arg-type]  # only an scn
+        assert resolved_us() == third_us
+        # The answer is waited for, however often the source is asked.
+        await status.ask_committed(Asked(scn=99))  # type: ignore[arg-type]  # only an scn
+        intake.take(Batch(b"", (), 16))
+        assert (resolved_us() or 0) > third_us
     finally:
         registry.close()
         ring.close()

@@ -69,7 +69,7 @@ class MergedClient:
             order of (merged time, database, scn, name of the stream).
         M2. A window comes when every stream has brought a later one, or its relay has reported
             that everything that was committed before is delivered.  A database in which nothing is
-            written does not hold back the others for long: its relay asks it every few seconds.
+            written does not hold back the others for long: its relay asks it every second.
         M3. While a stream reads a bootstrap, its windows have the merged time at which it began
             (0 at the start), so they come first.
         M4. After the windows up to a merged time, the tables of all streams are as their
@@ -107,7 +107,7 @@ class MergedClient:
         start: Start = "bootstrap",
         stall_s: float = 10.0,
         on_stall: OnStall = "wait",
-        skew_s: float = 2.0,
+        skew_s: float = 1.0,
         **options: Unpack[OptionFields],
     ) -> None:
         self.options = parse_options(options)

@@ -11,7 +11,7 @@ from databus.client.delivery.pulled_windows import AsyncPulledWindow, AsyncWindo
 from databus.common.checkpoint import Checkpoint, Position
 from databus.common.errors import DatabusError
 
-_ASK_S = 1.0
+_ASK_S = 0.5
 
 
 class StreamCheckpoints:
@@ -108,7 +108,7 @@ class MergedStream:
         return us, position.scn if position is not None else 0
 
     def ask(self, on_answer: Callable[[], None]) -> None:
-        """Ask the relay how far the database is resolved, at most once a second."""
+        """Ask the relay how far the database is resolved, at most twice a second."""
         if self._asking is not None and self._asking.done():
             asking, self._asking = self._asking, None
             if not asking.cancelled() and not isinstance(asking.exception(), DatabusError):

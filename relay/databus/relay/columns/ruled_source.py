@@ -414,6 +414,10 @@ class RuledSource:
     def _seal(self, source: str, key: list[Any] | None) -> list[Any] | None:
         return key if key is None or source not in self._sealed else self._sealing.seal(key)
 
+    async def committed_scn(self) -> int | None:
+        """See ``Source.committed_scn``."""
+        return await self._inner.committed_scn()
+
     async def status(self) -> dict[str, Any]:
         """See ``Source.status``; with the tables that a rule does not fit."""
         facts = await self._inner.status()

@@ -73,6 +73,7 @@ class Pace:
     idle_window_s: float = 5.0
     status_s: float = 0.5
     source_status_s: float = 5.0
+    committed_s: float = 1.0
     backoff_first_s: float = 0.1
     backoff_most_s: float = 10.0
     failed_retry_s: float = 30.0
@@ -553,7 +554,8 @@ class Fetcher:
                     await self._status_due.wait()
 
     async def _ask_loop(self) -> None:
-        """Query the source's status at intervals."""
+        """Query the source's status at intervals, and more often what it has committed."""
+        next_status_s = 0.0
         while True:
             source = self._link.source
             if source is None:
@@ -561,12 +563,16 @@ class Fetcher:
                 continue
             try:
                 async with asyncio.timeout(self._pace.source_status_s):
-                    await self.status.ask(source)
+                    if (now_s := time.monotonic()) >= next_status_s:
+                        next_status_s = now_s + self._pace.source_status_s
+                        await self.status.ask(source)
+                    else:
+                        await self.status.ask_committed(source)
             except (DatabusError, OSError, TimeoutError):
                 pass  # The stream has the same error and reports it.
             except Exception:
                 _log.exception("%s: the source's status", self.config.name)
-            await asyncio.sleep(self._pace.source_status_s)
+            await asyncio.sleep(min(self._pace.committed_s, self._pace.source_status_s))
 
 
 def _of(handover: Handover, wakeup: WakeupSender) -> Fetcher:

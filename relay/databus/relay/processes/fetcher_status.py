@@ -48,7 +48,7 @@ class FetcherStatus:
         self._folder = folder
         self._started_us = time.time_ns() // 1000
         self._marks: deque[tuple[float, int]] = deque()
-        # What the source had at a time, and the last such time that the ring covers.
+        # What the source had at a time, until the ring covers it; the last such time.
         self._asked: tuple[int, int] | None = None
         self._resolved_us: int | None = None
 
@@ -60,6 +60,15 @@ class FetcherStatus:
         scn, at_us = facts.get("scn", facts.get("current_scn")), facts.get("resolved_us", began_us)
         if scn is not None and at_us is not None:
             self._asked = int(scn), int(at_us)
+
+    async def ask_committed(self, source: Source) -> None:
+        """Query what the source has committed, unless the ring lacks what the last answer was."""
+        if self._asked is not None:
+            return
+        began_us = time.time_ns() // 1000
+        scn = await source.committed_scn()
+        if scn is not None:
+            self._asked = scn, began_us
 
     def enter(self, state: FetcherState, error: DatabusError | None = None) -> None:
         """Change the state; the error stays until the next success."""
@@ -92,7 +101,7 @@ class FetcherStatus:
         behind_us = max(0, now_us - state.max_commit_us) if state.max_commit_us else 0
         source_scn = max(intake.resolved, intake.ring.last.scn)
         if self._asked is not None and self._asked[0] <= source_scn:
-            self._resolved_us = self._asked[1]
+            self._resolved_us, self._asked = self._asked[1], None
         return {
             "clock": intake.ring.clock,
             "source_scn": source_scn,

@@ -240,6 +240,10 @@ class Source(Protocol):
         """Read a chunk at a known point of the clock, without locks; calls may run
         concurrently."""
 
+    async def committed_scn(self) -> int | None:
+        """The scn of the last transaction that the database has committed; None if the source
+        cannot tell.  It costs little: it is asked every second."""
+
     async def status(self) -> dict[str, Any]:
         """Facts for the status page: server version, current scn, retained log, and so on."""
 

@@ -421,6 +421,9 @@ class RelaySource:
 
     # -- status --
 
+    async def committed_scn(self) -> None:
+        """The parent's report is in ``status``."""
+
     async def status(self) -> dict[str, Any]:
         """The followed parent, and its own status."""
         parent = self._parent

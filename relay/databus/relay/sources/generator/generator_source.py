@@ -300,6 +300,10 @@ class GeneratorSource:
         if source != SCHEMA.source:
             raise UnknownSource(f"the generator has no source {source!r}; it has gen.events")
 
+    async def committed_scn(self) -> int:
+        """See ``Source.committed_scn``."""
+        return self.shape.last_scn(self._next_event)
+
     async def status(self) -> dict[str, Any]:
         """The progress of the stream."""
         return {

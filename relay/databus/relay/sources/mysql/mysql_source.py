@@ -546,6 +546,10 @@ class MySqlSource:
             )
         return self._settings
 
+    async def committed_scn(self) -> int:
+        """See ``Source.committed_scn``."""
+        return await self._query(self._numbering.head)
+
     async def status(self) -> dict[str, Any]:
         """Version, positions, skipped transactions, and the binlog's size."""
         decoder = self._decoder

@@ -349,6 +349,10 @@ class PostgresSource:
         """See ``WatermarkingSource``."""
         await self._chunks.write_watermark(await self._table(table), token)
 
+    async def committed_scn(self) -> int:
+        """See ``Source.committed_scn``."""
+        return await self._catalogue.written_scn()
+
     async def status(self) -> dict[str, Any]:
         """Server version, current scn, slot and retained log, tables that are left out or
         suspended."""

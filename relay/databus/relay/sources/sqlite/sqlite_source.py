@@ -320,6 +320,10 @@ class SqliteSource:
         await self._suspended.resumption(source)
         self._resumed_from.add(source)
 
+    async def committed_scn(self) -> int:
+        """See ``Source.committed_scn``."""
+        return await self._run(lambda: log.last_id(self._db))
+
     async def status(self) -> dict[str, Any]:
         """The library's version, the log's last id and its row count, tables that are left out
         or suspended."""
