@@ -172,8 +172,7 @@ class MySqlSource:
 
     def _try_position(self, connection: MySqlConnection) -> None:
         """Check that the stream can resume on this server."""
-        restored = self._restored
-        if restored is not None:
+        if (restored := self._restored) is not None:
             resume_state = restored.resume_state(restored.after_scn)
             self._numbering.dump_after(connection, self._settings, resume_state)
 
@@ -479,9 +478,8 @@ class MySqlSource:
             await self._resume_first(request.source)
         if request.is_probe:
             require_readable(await self._fresh_catalogue(), request.source, settings.zero_dates)
-        chunk = await self._read(
-            lambda c: mysql_chunks.read_chunk(c, settings, self._numbering, request)
-        )
+        numbering = self._numbering
+        chunk = await self._read(lambda c: mysql_chunks.read_chunk(c, settings, numbering, request))
         if (decoder := self._decoder) is not None:
             decoder.announced.assume((chunk.schema,))  # A TRUNCATE of its rows needs it.
         return dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
@@ -513,8 +511,7 @@ class MySqlSource:
             return snapshot
         if self._locations is not None:
             location = BinlogLocation.of(snapshot.file, snapshot.offset)
-            found = await self._locations.wait_around(location, _STREAM_COMES_BY_S)
-            if found is not None:
+            if found := await self._locations.wait_around(location, _STREAM_COMES_BY_S):
                 return found
         return await self._read(lambda c: numbering.located(c, snapshot))
 
@@ -539,8 +536,7 @@ class MySqlSource:
         return answer
 
     def _table_settings(self, source: str) -> Any:
-        schema, table = split_source(source)
-        if not self._settings.captures(schema, table):
+        if not self._settings.captures(*split_source(source)):
             raise UnknownSource(
                 f"{source} is not among the sources of database {self._settings.name}"
             )

@@ -249,11 +249,8 @@ class PostgresSource:
 
     async def schemas(self) -> list[SourceSchema]:
         """The tables that match and have a key."""
-        return [
-            table.schema(self._settings.special_values)
-            for table in await self._tables()
-            if table.key
-        ]
+        values = self._settings.special_values
+        return [table.schema(values) for table in await self._tables() if table.key]
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The last key in the database's own order."""
@@ -279,8 +276,7 @@ class PostgresSource:
 
     async def _resume_first(self, source: str) -> None:
         """Before the whole table is read: if it is suspended, let the stream resume it first."""
-        table = await self._resumable(source)
-        if table is None:
+        if (table := await self._resumable(source)) is None:
             return
         if self._stream is not None:
             self._stream.assign(source, table.oid)

@@ -325,8 +325,7 @@ class SqliteSource:
         return await self._run(lambda: log.last_id(self._db))
 
     async def status(self) -> dict[str, Any]:
-        """The library's version, the log's last id and its row count, tables that are left out
-        or suspended."""
+        """Version, the log's last id and row count, tables that are left out or suspended."""
         suspended = SuspendedTables(self._suspended.suspensions)
 
         def read() -> dict[str, Any]:
@@ -444,8 +443,7 @@ class SqliteSource:
                 return None
             candidates.read(last, upto)
             candidates.retain_missing()
-        replaced = candidates.replaced(upto)
-        if replaced:
+        if replaced := candidates.replaced(upto):
             log.write_briefly(self._db, partial(replacements.publish, self._db, replaced, upto))
         return upto
 
@@ -551,8 +549,7 @@ class SqliteSource:
             if after <= changed_after < row.log_id:
                 add_schema_change(window, changed)
                 schemas.append(changed)
-        schema = self._versions.get(row.version)
-        if schema is None:
+        if (schema := self._versions.get(row.version)) is None:
             self._versions = log.registered(self._db)
             schema = self._versions[row.version]
         if row.op == "t" and schema.source in self._suspended.suspensions:
