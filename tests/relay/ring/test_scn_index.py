@@ -46,7 +46,7 @@ class FakeRing:
             position.scn, position.seq, *[0] * 6, FRAME_BYTES - HEADER.size, 0
         )  # fmt: skip
         if self.tail >= self.index.next_point(self.head):
-            self.index.add(self.tail)
+            self.index.add(np.array([self.tail]))
             self.entries.append((position, self.tail))
         self.tail += FRAME_BYTES
 

@@ -229,6 +229,10 @@ class FrameColumns:
         headers = header_layout.back_to_back(self.words, self.offset)
         return FrameColumns(self.words, self.offset, self.stop, headers)
 
+    def header(self, index: int) -> FrameView:
+        """One frame's header, where few of the block are asked for."""
+        return trusted_frame(self.words.view(np.uint8).data, int(self.offset[index]))
+
     def part(self, first: int, behind: int, start: int, stop: int) -> FrameColumns:
         """The frames ``first`` .. ``behind`` - 1, as columns of the bytes from ``start`` to
         ``stop``, which they are."""

@@ -261,7 +261,7 @@ class Intake:
                 return
             data = data[int(columns.offset[first]) :]
             columns = frame_format.scan(data, verify=False)
-        if self.in_window and int(columns.scn[0]) != self.ring.last.scn:
+        if self.in_window and columns.header(0).scn != self.ring.last.scn:
             self._leave_torn(_position(columns, 0))
         _require_ends(columns)
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
@@ -272,7 +272,7 @@ class Intake:
             return
         last_end = int(ends[-1])
         complete = _position(columns, last_end)
-        cut = int(columns.offset[last_end]) + int(columns.length[last_end])
+        cut = int(columns.offset[last_end]) + columns.header(last_end).length
         observer = self.observer
         if observer is None or cut == len(data):
             self._put(columns, data)
@@ -310,7 +310,7 @@ class Intake:
         self.definitions.observe(columns)
         self._guard()
         self.ring.append(data, self.complete)
-        self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
+        self._last_is_row_of_dump = columns.header(-1).op == Op.READ
 
     def _observe(self, columns: FrameColumns, data: memoryview) -> None:
         if self.observer is not None:
@@ -379,7 +379,8 @@ def _key_types(schema: SourceSchema) -> list[tuple[str, Any]]:
 
 
 def _position(columns: FrameColumns, index: int) -> Position:
-    return Position(int(columns.scn[index]), int(columns.seq[index]))
+    # Not by the columns: each access gathers a field of all frames.
+    return columns.header(index).position
 
 
 def _require_ends(columns: FrameColumns) -> None:
@@ -388,7 +389,10 @@ def _require_ends(columns: FrameColumns) -> None:
     Raises:
         FormatError.
     """
-    is_left = (columns.scn[1:] != columns.scn[:-1]) & (columns.op[:-1] != Op.END_OF_WINDOW)
+    scn = columns.scn
+    is_left = scn[1:] != scn[:-1]
+    if is_left.any():
+        is_left &= columns.op[:-1] != Op.END_OF_WINDOW
     if is_left.any():
         at = int(np.argmax(is_left))
         raise FormatError(

@@ -430,18 +430,21 @@ def index_add(
     fanout: int,
     number: int,
     ring: U8Array,
-    position: int,
+    positions: I64Array,
 ) -> None:
-    """Write entry ``number``, the frame at ``position``, into every lane that it belongs to."""
-    at = position % len(ring)
-    every = 1
-    for lane in range(len(lane_starts)):
-        if number % every != 0:
-            break
-        row = lane_starts[lane] + (number // every) % lane_rows[lane]
-        rows[row, 0], rows[row, 1], rows[row, 2] = position_of(ring, at)
-        rows[row, 3] = position
-        every *= fanout
+    """Write the entries from ``number`` on, the frames at ``positions``, each into every lane
+    that it belongs to."""
+    for position in positions:
+        at = position % len(ring)
+        every = 1
+        for lane in range(len(lane_starts)):
+            if number % every != 0:
+                break
+            row = lane_starts[lane] + (number // every) % lane_rows[lane]
+            rows[row, 0], rows[row, 1], rows[row, 2] = position_of(ring, at)
+            rows[row, 3] = position
+            every *= fanout
+        number += 1
 
 
 @jit
@@ -535,7 +538,7 @@ def warm_up() -> None:
     follow(ring, 0, 0, 0, 0, 0)
     next_header(ring, 0, 8)
     list_points(ring, 0, 0, 0, 1, points)
-    index_add(rows, lanes, counts, 2, 0, ring, 0)
+    index_add(rows, lanes, counts, 2, 0, ring, points)
     for table in (rows, shared_rows):
         index_lookup(table, lanes, counts, 2, 0, 0, 0, 0, 0)
         index_first_kept(table, 1, 0, 0, 0)

@@ -243,8 +243,7 @@ class RingWriter:
         self._written = end
         self._last = trusted_frame(view, last).position
         self._last_place = written + last - start
-        for at in self._points[:point_count].tolist():
-            index.add(written + at - start)
+        index.add(self._points[:point_count] + (written - start))
         if window_stop >= 0:
             self._publish(
                 written + window_stop - start,

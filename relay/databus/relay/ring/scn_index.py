@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from databus.common.checkpoint import Position
-from databus.common.compiled.kernels import U8Array
+from databus.common.compiled.kernels import I64Array, U8Array
 from databus.common.errors import StoreError
 from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import make_file
@@ -138,8 +138,10 @@ class ScnIndex:
 
     # -- the writer's side --
 
-    def add(self, position: int) -> None:
-        """Add the frame at ``position`` after all others."""
+    def add(self, positions: I64Array) -> None:
+        """Add the frames at ``positions`` after all others."""
+        if not len(positions):
+            return
         number = self._words[1]
         ring_kernels.index_add(
             self.rows,
@@ -148,9 +150,9 @@ class ScnIndex:
             FANOUT,
             number,
             self.ring,
-            position,
+            positions,
         )
-        self._words[1] = number + 1
+        self._words[1] = number + len(positions)
 
     def evict(self, head: int) -> None:
         """Drop the entries before ``head``."""
@@ -189,8 +191,7 @@ class ScnIndex:
         )
         if count < 0:
             raise ValueError(f"no frames between ring positions {start} and {tail}")
-        for position in points[:count].tolist():
-            self.add(position)
+        self.add(points[:count])
 
     def restore(self, head: int, tail: int) -> bool:
         """Make the entries those of the ring's [head, tail); True if it had to be rebuilt.

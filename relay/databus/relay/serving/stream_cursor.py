@@ -27,10 +27,8 @@ from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
     Buffer,
     FrameColumns,
-    FrameView,
     Op,
     scan,
-    trusted_frame,
 )
 from databus.common.frame.window_builder import WindowBuilder, heartbeat, require_chain
 from databus.relay.ring.ring_format import RingState
@@ -306,14 +304,14 @@ class StreamCursor:
     def _look(self, columns: FrameColumns, count: int) -> None:
         """Move past the first ``count`` frames."""
         if count:
-            self.position = _position(columns, count - 1)
-            self.commit_us = _commit_us(columns, count - 1)
+            self.position = columns.header(count - 1).position
+            self.commit_us = columns.header(count - 1).commit_us
 
     def _send(
         self, columns: FrameColumns, last: int, sent_bytes: int, ops: npt.NDArray[np.uint8]
     ) -> None:
         """Record that frames up to the one numbered ``last`` are sent."""
-        self.sent_position = _position(columns, last)
+        self.sent_position = columns.header(last).position
         self.sent_bytes += sent_bytes
         self.sent_events += int(np.count_nonzero(ops < FIRST_CONTROL_OP))
 
@@ -338,18 +336,6 @@ class StreamCursor:
         """The frame that shows the reader how far it has come."""
         self.sent_position = self.position
         return heartbeat(self.position, self.commit_us)
-
-
-def _header(columns: FrameColumns, index: int) -> FrameView:
-    return trusted_frame(columns.words.view(np.uint8).data, int(columns.offset[index]))
-
-
-def _position(columns: FrameColumns, index: int) -> Position:
-    return _header(columns, index).position
-
-
-def _commit_us(columns: FrameColumns, index: int) -> int:
-    return int(_header(columns, index).commit_us)
 
 
 def warm_up() -> None:
