@@ -28,8 +28,9 @@ _PAUSE_S = 0.1
 """How long one of our transactions adds tables, and the pause before the next one: a statement that
 waits for SQLite's lock tries again after 1, 2, 5, .. and at most 100 ms."""
 _TRANSACTIONS = 10
-"""About how many transactions take in all tables, if they are many, however slow the machine is:
-after each one every connection reads all definitions again."""
+_HOLD_MANY_S = 0.1
+"""About how many transactions take in all tables, if they are many: after each one every connection
+reads all definitions again.  A transaction is longer for that, but no longer than this."""
 _MANY = 100
 """With more tables than this, triggers are written as rows of ``sqlite_master``: each CREATE
 TRIGGER reads all definitions there."""
@@ -243,6 +244,7 @@ class CapturedTables:
             names = [name for texts in wanted.values() for name in texts]
             self._is_direct = not triggers.has_name_of_another(db, names)
         self._least = -(-len(self._changed + self._new) // _TRANSACTIONS)
+        self._prepared = {}
         if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
             log.write_briefly(db, partial(self._compared, db, self._planned_version))
 
@@ -295,13 +297,16 @@ class CapturedTables:
     def _prepare(self, db: sqlite3.Connection, due: list[str]) -> None:
         """Make the texts of the next transaction before it holds the lock."""
         defined, version = self._defined, log.last_version(db)
-        self._prepared = {}
+        before, self._prepared = self._prepared, {}
         for table in due[: self._least] if self._is_direct else ():
             if table in defined.schemas:
                 known = defined.versions.get(join_source("main", table), (0, ""))[0]
                 version += not known
                 expected = known or version
-                self._prepared[table] = expected, defined.wanted(table, expected)
+                found = before.get(table, (0, {}))
+                if found[0] != expected:
+                    found = expected, defined.wanted(table, expected)
+                self._prepared[table] = found
 
     def _step(self, db: sqlite3.Connection, due: list[str], since_id: int) -> tuple[int, float]:
         """Update the triggers of the first of these tables, as many as the time limit allows:
@@ -318,7 +323,10 @@ class CapturedTables:
     ) -> tuple[int, float]:
         began_s, count, least = time.monotonic(), 0, self._least if self._is_direct else 1
         if log.schema_version(db) == self._planned_version:  # else it is planned again
-            while count < len(due) and (count < least or time.monotonic() - began_s < _HOLD_S):
+            while count < len(due) and (
+                not count
+                or time.monotonic() - began_s < (_HOLD_MANY_S if count < least else _HOLD_S)
+            ):
                 self._watch(db, due[count], since_id)
                 count += 1
             self._planned_version = log.schema_version(db) + self._is_direct
