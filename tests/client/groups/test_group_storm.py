@@ -124,7 +124,7 @@ def missing(application: Application, writer: Writer) -> set[tuple[int, int, int
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("driver", "puts"),
     [("sqlite", True), ("postgres", True), ("postgres", False), ("mariadb", True)],
@@ -164,7 +164,7 @@ async def test_nothing_is_lost_and_nothing_of_an_owner_before_comes_after_the_ne
                     process.send_signal(signal.SIGCONT)
                 await asyncio.sleep(choice.uniform(0, 0.05))
         # Seldom: the relay and its readers wait meanwhile.
-        await eventually(lambda: len(missing(application, writer)) == 0, 30, "all came", poll_s=0.3)
+        await eventually(lambda: len(missing(application, writer)) == 0, 60, "all came", poll_s=0.3)
         await eventually(lambda: len(leases.state("storm").incarnations) == 3)
         assert await members.stop_in_order() == [0] * 3
     check(delivered(application), writer.expected, puts=puts)

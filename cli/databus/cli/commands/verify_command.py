@@ -85,6 +85,8 @@ async def _verify(
     names = names or list(config.bootstrap.databases)
     if not names:
         raise ConfigError(f"{path} names no database; give one with --database")
+    from rich.console import Console
+
     console = Console(soft_wrap=True)
     reports: list[Report] = []
     for name in names:
