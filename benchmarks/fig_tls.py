@@ -7,11 +7,9 @@ Python's TLS, is the limit of both in the same run.
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import socket
 import ssl
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,42 +24,6 @@ from tests.support.certificates import Authority
 RING_BYTES = 64 << 20
 WHOLE_RING = 1 << 40
 Connect = Callable[[int], socket.socket]
-
-
-class EncryptedSender:
-    """A process that sends as fast as Python's TLS takes it."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
-
-    def __enter__(self) -> EncryptedSender:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.port = int(listener.getsockname()[1])
-        self._process = mp.get_context("fork").Process(
-            target=_send_encrypted, args=(listener, self._context), daemon=True
-        )
-        self._process.start()
-        listener.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _send_encrypted(listener: socket.socket, context: ssl.SSLContext) -> None:
-    piece = memoryview(bytearray(PIECE_BYTES))
-
-    def serve(plain: socket.socket) -> None:
-        try:
-            with context.wrap_socket(plain, server_side=True) as connection:
-                while True:
-                    connection.sendall(piece)
-        except OSError:
-            return
-
-    while True:
-        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 
 
 class EncryptedReaders(RelayReaders):
@@ -156,7 +118,7 @@ def throughput(
         RelayProcess(source, ring_bytes, until_scn=until_scn) as plain,
         RelayProcess(source, ring_bytes, until_scn=until_scn, tls=authority) as relay,
         RawSender() as raw,
-        EncryptedSender(serving) as sender,
+        RawSender(serving) as sender,
     ):
         for count in counts:
             read = partial(read_bytes, count, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,17 +19,17 @@ from typing import Any
 PIECE_BYTES = 1 << 20
 
 
-def send_forever(listener: socket.socket) -> None:
+def send_forever(listener: socket.socket, context: ssl.SSLContext | None) -> None:
     """Serve each connection with the same buffer until the reader closes; never returns."""
     buffer = memoryview(bytearray(PIECE_BYTES))
 
-    def serve(connection: socket.socket) -> None:
-        with connection:
-            try:
+    def serve(plain: socket.socket) -> None:
+        try:
+            with context.wrap_socket(plain, server_side=True) if context else plain as connection:
                 while True:
                     connection.sendall(buffer)
-            except OSError:
-                return
+        except OSError:
+            return
 
     while True:
         connection, _ = listener.accept()
@@ -36,13 +37,16 @@ def send_forever(listener: socket.socket) -> None:
 
 
 class RawSender:
-    """A process that sends as fast as TCP takes it."""
+    """A process that sends as fast as TCP takes it, or with a ``context`` as Python's TLS does."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._context = context
 
     def __enter__(self) -> RawSender:
         listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = int(listener.getsockname()[1])
         self._process = mp.get_context("fork").Process(
-            target=send_forever, args=(listener,), daemon=True
+            target=send_forever, args=(listener, self._context), daemon=True
         )
         self._process.start()
         listener.close()

@@ -109,7 +109,7 @@ class ZooKeeperServer:
         return bool(self.mode())
 
     def mode(self) -> str:
-        """``standalone``, ``leader`` or ``follower``; "" while it serves nobody."""
+        """``standalone``, ``leader`` or ``follower``; "" while it serves no client."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
                 connection.sendall(b"srvr")

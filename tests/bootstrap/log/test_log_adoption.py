@@ -26,7 +26,7 @@ OTHER = SourceSchema(
 
 
 class Servers:
-    """A store, and logs that read one stream, each as far as it is told to."""
+    """A store, and logs that read one stream, each up to a given position."""
 
     def __init__(self, folder: Path, names: str, seed: int = 1) -> None:
         self.store = Store(folder / "store")

@@ -54,7 +54,7 @@ def adopt(log: HotLog, store: Store, database: str, now_us: int) -> None:
 
 
 def _stop_of(store: Store, manifest: Manifest, record: LogRecord) -> Position:
-    """Where the runs end; after a gap without a copy there are none, and the log begins anew."""
+    """Where the runs end; after a gap without a copy there are none, and a new log begins."""
     if manifest.stop is not None:
         return manifest.stop
     if "origin" not in record.notes:

@@ -34,7 +34,7 @@ class BytePace:
     """The bytes that the answers of one principal have together.
 
     Invariants:
-        I1. If each answer pauses as it is told to, in no time of T seconds more is sent than
+        I1. If each answer pauses for ``pause_s``, in no time of T seconds more is sent than
             (T + 1) * ``max_bytes_per_s`` and one part of each answer.
 
     Owner: one event loop.

@@ -1,4 +1,4 @@
-"""The plan of mapped tables: each one is found, and thousands do not make it anew each time."""
+"""The plan of mapped tables: each one is found, and thousands do not make it again each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arrays of described tables: each one is found, and thousands do not make them anew."""
+"""The arrays of described tables: each one is found, and thousands do not make them again."""
 
 from __future__ import annotations
 
